@@ -181,7 +181,9 @@ class ExportSource:
         self.folder, self.backend, self.name = folder, backend, str(folder)
         self.manifest = Manifest.read(folder)
         self.config = self.manifest.config
-        self.threshold = _default_threshold(self.manifest, folder)
+        self.threshold: Threshold | Setting | None = self.manifest.setting or self.manifest.threshold
+        if self.manifest.setting_name in setting_names(folder):  # calibrating the export replaces it there
+            self.threshold = find_setting(self.manifest.setting_name, folder)
         self.temperatures = self.manifest.temperatures
         self.weights_sha256 = self.manifest.weights_sha256
         self.preprocessing_sha256 = self.manifest.preprocessing_sha256
@@ -200,14 +202,6 @@ class ExportSource:
         graphs = GraphRounds(self.folder, backend=self.backend, precision=options.precision, threads=options.threads)
         made = ArrayBackend(graphs, self.config, policy, temperatures, options.top_k)
         return graphs.backend, made, options.batch or GRAPH_BATCH
-
-
-def _default_threshold(manifest: Manifest, folder: Path) -> Threshold | Setting | None:
-    """The setting of the manifest's name in ``settings/``, where calibration replaces it; else the manifest's own."""
-    name = manifest.setting_name
-    if name in setting_names(folder):
-        return find_setting(name, folder)
-    return manifest.setting or manifest.threshold
 
 
 ModelSource: TypeAlias = TorchSource | ExportSource

@@ -71,8 +71,12 @@ def embed_files(
             and their total.
     """
     total = len(dataset)
-    if neighbours is not None:
-        _check_neighbours(neighbours, total)
+    if neighbours is not None and neighbours < 1:
+        raise ValueError(f"neighbours must be at least 1, got {neighbours}.")
+    if neighbours is not None and neighbours >= total:
+        raise ValueError(
+            f"{neighbours} neighbours need {neighbours + 1} images or more, and there are {total}; ask for fewer."
+        )
     identity = {"images": listing_hash(dataset), "part": PART, **engine.identity()}
     schema = _schema(engine)
     columns = [field.name for field in (*schema, *(NEIGHBOUR_FIELDS if neighbours is not None else ()))]
@@ -114,15 +118,6 @@ def find_neighbours(
         if progress is not None:
             progress(rows.stop, images)
     return indices, similarities
-
-
-def _check_neighbours(neighbours: int, images: int) -> None:
-    if neighbours < 1:
-        raise ValueError(f"neighbours must be at least 1, got {neighbours}.")
-    if neighbours >= images:
-        raise ValueError(
-            f"{neighbours} neighbours need {neighbours + 1} images or more, and there are {images}; ask for fewer."
-        )
 
 
 def _schema(engine: EmbeddingEngine) -> pa.Schema:

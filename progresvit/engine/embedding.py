@@ -23,7 +23,7 @@ from progresvit.data.transforms import normalise
 from progresvit.engine.backends import TorchSource, open_source
 from progresvit.engine.fold import fold_features
 from progresvit.engine.folded_engine import FoldedEngine
-from progresvit.engine.images import Images, OpenedImages, PathLike, is_single, open_images
+from progresvit.engine.images import ImageOpener, Images, OpenedImages, PathLike, is_single
 from progresvit.engine.options import EngineOptions, TorchKeywords
 from progresvit.io.parse import did_you_mean
 from progresvit.model.precision import autocast
@@ -112,12 +112,13 @@ class EmbeddingEngine(FoldedEngine):
                 in pieces. A thread iterates over them; do not use the iterator meanwhile.
             ahead: Number of batches that are read and decoded ahead.
         """
+        opener = ImageOpener(self.config, workers=self.workers)
         with ThreadPoolExecutor(self.workers) as threads:
 
             def prepare(images: Images) -> OpenedImages:
                 if is_single(images):
                     raise ValueError("stream takes batches, which are lists of images; use embed for one list.")
-                return open_images(images, self.config, threads)
+                return opener.open(images, threads)
 
             with Prefetcher(batches, prepare, ahead) as coming:
                 while (opened := coming.get(None)) is not Prefetcher.END:

@@ -119,7 +119,9 @@ def _locate(real: Callable[[str], str], path: str) -> tuple[str, os.stat_result 
 def write_table(path: Path, schema: pa.Schema, suffix: str, parts: Iterable[pa.Table]) -> None:
     """Write a new file in the format of a suffix, one part of the table at a time."""
     if suffix == ".csv":
-        plain = pa.schema([_csv_field(field) for field in schema])
+        plain = pa.schema(
+            [pa.field(field.name, pa.string() if pa.types.is_nested(field.type) else field.type) for field in schema]
+        )
         with CSVWriter(path, plain) as writer:
             for part in parts:
                 writer.write_table(_csv_table(part, plain))
@@ -173,10 +175,6 @@ def json_line(row: dict[str, Any]) -> str:
     missing = {key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
     kept = {key: value for key, value in row.items() if key not in missing and (key != "top" or value)}
     return json.dumps(kept, allow_nan=False)
-
-
-def _csv_field(field: pa.Field) -> pa.Field:
-    return pa.field(field.name, pa.string()) if pa.types.is_nested(field.type) else pa.field(field.name, field.type)
 
 
 def _csv_table(rows: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -111,19 +111,17 @@ class ImageOpener:
         Processes take further batches before they give results, so a source that waits for answers must not use them.
         """
         opened = 0
-        in_processes = processes and self.workers > FEW_WORKERS and IS_SUPPORTED
+        can_start = processes and self.workers > FEW_WORKERS and IS_SUPPORTED
         for are_files, group in groupby(batches, key=_are_files):
             run = iter(group)
             for images in run:
                 opened += len(images)
                 yield self.open(images, pool)
-                if in_processes and are_files and opened >= FEW_IMAGES:
-                    yield from self._open_in_processes(run, pool)
-
-    def _open_in_processes(self, batches: Iterable[Sequence[Request]], pool: Executor | None) -> Iterator[OpenedImages]:
-        with WorkerPool(self.plan, self.workers, group=GROUP) as processes:
-            for group in processes.prepared(map(_as_requests, batches)):
-                yield self.finish(group, pool)
+                if not (can_start and are_files and opened >= FEW_IMAGES):
+                    continue
+                with WorkerPool(self.plan, self.workers, group=GROUP) as worker_pool:
+                    for prepared in worker_pool.prepared(map(_as_requests, run)):
+                        yield self.finish(prepared, pool)
 
     def finish(self, images: Sequence[Prepared], pool: Executor | None = None) -> OpenedImages:
         """The remaining steps, for many images together."""

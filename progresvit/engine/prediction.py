@@ -92,17 +92,16 @@ class PredictionMaker:
                 abstained=abstained,
                 out_of_distribution=unknown,
                 ood_score=score if self.has_ood else None,
-                top=self._candidates(classes, probabilities) if self.top_k > 1 and classes[0] >= 0 else (),
+                top=(),
                 error=None,
             )
+            if self.top_k > 1 and classes[0] >= 0:
+                prediction.__dict__["top"] = tuple(
+                    Candidate(index=index, label=self._label(index), probability=each)
+                    for index, each in zip(classes, probabilities)
+                )
             predictions.append(prediction)
         return predictions
-
-    def _candidates(self, classes: list[int], probabilities: list[float]) -> tuple[Candidate, ...]:
-        return tuple(
-            Candidate(index=index, label=self._label(index), probability=probability)
-            for index, probability in zip(classes, probabilities)
-        )
 
     def _label(self, index: int) -> str | None:
         return self.labels[index] if self.labels and index >= 0 else None

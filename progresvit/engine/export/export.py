@@ -43,7 +43,7 @@ from progresvit.io.parse import did_you_mean
 from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
 from progresvit.model.backbone import resizing_matrix
-from progresvit.routing.decide import Threshold, as_thresholds
+from progresvit.routing.decide import as_thresholds
 from progresvit.routing.settings import (
     DEFAULT,
     Setting,
@@ -161,8 +161,12 @@ def _describe(
 ) -> Manifest:
     """The manifest without the hashes of the files."""
     config, rounds = model.config, len(model.config.rounds)
-    setting = threshold if isinstance(threshold, Setting) else None
-    number = threshold.threshold if isinstance(threshold, Setting) else threshold
+    setting = None
+    if isinstance(threshold, Setting):
+        setting, threshold = threshold, threshold.threshold
+    if threshold is not None:
+        row = as_thresholds([threshold], rounds)[0].tolist()
+        threshold = tuple(row) if np.ndim(threshold) else float(threshold)  # type: ignore[arg-type]  # a number
     manifest = Manifest(
         kind=format,
         config=config,
@@ -170,18 +174,13 @@ def _describe(
         weights_sha256=weights_hash(model),
         preprocessing_sha256=preprocessing_hash(config),
         precision=precision,
-        threshold=None if number is None else _plain_threshold(number, rounds),
+        threshold=threshold,
         setting=setting,
         temperatures=(1.0,) * rounds if temperatures is None else tuple(temperatures),
     )
     if setting is not None:
         setting.check_weights(manifest.weights_sha256)
     return manifest
-
-
-def _plain_threshold(threshold: float | Sequence[float], rounds: int) -> Threshold:
-    row = as_thresholds([threshold], rounds)[0].tolist()
-    return tuple(row) if np.ndim(threshold) else float(threshold)  # type: ignore[arg-type]  # a number
 
 
 def _write_onnx(graph: RoundGraph, path: Path, s: int) -> None:
