@@ -200,6 +200,8 @@ def open_model(
             "--device cuda, or give the model that it was made from."
         )
     from progresvit.engine.graph_model import GraphModel
+    from progresvit.engine.onnx_backend import GraphRounds
 
     folder = Path(model).expanduser()
-    return GraphModel(folder, backend=cast("GraphRuntime | None", backend), precision=precision), folder, "cpu"
+    graphs = GraphRounds(folder, backend=cast("GraphRuntime | None", backend), precision=precision)
+    return GraphModel(graphs), folder, "cpu"
