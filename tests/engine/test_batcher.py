@@ -292,7 +292,7 @@ def test_only_images_that_are_due_run_in_batches_that_are_not_full():
     assert sorted(found) == [0, 1, 2]
 
 
-def test_images_that_shall_hurry_are_due_wherever_they_are():
+def test_expedited_images_are_due_wherever_they_are():
     batcher, paper, found, _ = make_batcher(2, 2)
     feed(batcher, [1, 0, 1], due=np.inf)
     batcher.deliver_finished()

@@ -1,4 +1,4 @@
-"""Features of many files in a table: resumed without doubles or holes, and the neighbours of every image."""
+"""Features of many files in a table: a resumed run duplicates and misses no row, and neighbours of every image."""
 
 import json
 

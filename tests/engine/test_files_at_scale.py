@@ -118,7 +118,7 @@ def kill_at(moment, monkeypatch):
 
 
 @pytest.mark.parametrize("shard", [None, Shard(2, 3)])
-def test_a_kill_between_any_two_changes_of_files_leaves_neither_double_nor_hole(folder, tmp_path, monkeypatch, shard):
+def test_a_kill_between_any_two_changes_of_files_duplicates_and_loses_no_row(folder, tmp_path, monkeypatch, shard):
     dataset = find_unlabelled(folder)
     classify_files(Answering(), dataset, tmp_path / "whole.parquet", shard=shard)
     whole = (tmp_path / "whole.parquet") if shard is None else shard.path(tmp_path / "whole.parquet")
