@@ -203,14 +203,11 @@ class Batcher:
                 return True
         return False
 
-    def run_overtaken(self, now: float) -> None:
-        """Start the rounds whose images are due and let others pass too often."""
+    def keep_up(self, now: float) -> None:
+        """Between new images: start rounds that were overtaken too often, and deliver what is finished."""
         for s, buffer in self._waiting():
             if buffer.earliest <= now and self._overtaken[s] >= OVERTAKEN:
                 self._start(s)
-
-    def deliver_finished(self) -> None:
-        """Deliver all predictions that are available without waiting."""
         while self._running and self._running[0].round.finished():
             self._settle(self._running[0])
         self._deliver_answered()

@@ -195,8 +195,7 @@ class Worker:
             if not group:
                 return self._batcher is not None and self._batcher.advance(now)
             if self._batcher is not None and (self._queue or self.streams):  # more are coming
-                self._batcher.run_overtaken(time.monotonic())
-                self._batcher.deliver_finished()
+                self._batcher.keep_up(time.monotonic())
         except BaseException as error:
             self._fail_fed(error)
         return True
