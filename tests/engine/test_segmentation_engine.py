@@ -314,8 +314,8 @@ def test_images_are_upright_and_rgb(model):
 
 
 def a_setting(model, windows=WindowOptions(), **changes):  # noqa: B008
-    fields = {"threshold": 0.5, "preprocessing_sha256": windows_hash(model.config, windows), "rule": "near-lossless"}
-    return setting_of(model, **{**fields, **changes})
+    fields = {"threshold": 0.5, "preprocessing_sha256": windows_hash(model.config, windows), "n": 100}
+    return setting_of(model, **{"rule": "near-lossless", **fields, **changes})
 
 
 def test_a_setting_holds_for_its_own_weights_windows_and_precision(model, tmp_path):
