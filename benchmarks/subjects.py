@@ -20,7 +20,7 @@ from progresvit import Engine, ModelConfig, compute, plain_vit
 from progresvit.config import MLP_RATIO, preset
 from progresvit.data.transforms import normalise
 from progresvit.engine.fold import fold
-from progresvit.engine.speed import Routed, find_model, load_images
+from progresvit.engine.speed import TimedModel, find_model, load_images
 from progresvit.model import ProgResViT
 from progresvit.model.precision import PRECISIONS
 
@@ -32,7 +32,7 @@ MIX = 32
 """Batches over which the share of compiled rounds is kept."""
 
 
-class RoutedCase(Routed):
+class RoutedCase(TimedModel):
     """The engine, or the model round by round as the authors' release runs it; also a plain ViT in the engine."""
 
     def __init__(self, case: Case) -> None:

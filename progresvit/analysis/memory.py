@@ -18,7 +18,7 @@ import torch
 from progresvit.analysis.sample import Progress
 from progresvit.engine.batcher import MemoryWarning
 from progresvit.engine.measurement import Measurement, hardware, in_fresh_process
-from progresvit.engine.speed import Routed
+from progresvit.engine.speed import TimedModel
 from progresvit.plots import BELOW, MARKERS, curve_style, new_figure
 from progresvit.table import Column, Table, decimals
 
@@ -162,8 +162,8 @@ def peak_gib(model: str, way: Runner, batch: int, device: str, precision: str) -
     """One measurement in this process; None if memory ran out. Only the first one of a process is valid."""
     eager = way == "eager"
 
-    def make() -> Routed:
-        return Routed(
+    def make() -> TimedModel:
+        return TimedModel(
             model,
             eager=eager,
             device=device,

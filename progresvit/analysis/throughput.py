@@ -21,7 +21,7 @@ from progresvit import api
 from progresvit.analysis.model_checks import check_classifier
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.engine.measurement import Measurement, hardware
-from progresvit.engine.speed import Routed, split
+from progresvit.engine.speed import TimedModel, threshold_between
 from progresvit.metrics.interval import Interval, share_interval
 from progresvit.model.interface import RoundModel
 from progresvit.plots import BELOW, COLOURS, new_figure, percent_ends
@@ -116,7 +116,7 @@ def throughput(
     copies = math.ceil(LEAST_ON_GPU / len(sample)) if on_gpu else 1
     inputs = sample.pixels.to(device).repeat(copies, 1, 1, 1)  # (N, C, H, H) -> (copies * N, C, H, H)
     none_continues = [math.inf] * (rounds - 1)
-    engine = Routed(
+    engine = TimedModel(
         network, eager=False, device=device, precision=precision, batch=batch, thresholds=none_continues, inputs=inputs
     )
     limits, points = limits or _thresholds(engine, len(sample)), []
@@ -134,7 +134,7 @@ def throughput(
     )
 
 
-def _thresholds(engine: Routed, images: int) -> list[tuple[float, ...]]:
+def _thresholds(engine: TimedModel, images: int) -> list[tuple[float, ...]]:
     """Thresholds by the entropies that round 1 has in this engine; a single, empty one for a model of one round."""
     rounds = len(engine.config.rounds)
     if rounds == 1:
@@ -142,10 +142,10 @@ def _thresholds(engine: Routed, images: int) -> list[tuple[float, ...]]:
     engine.build()
     engine.run(1)
     entropies = [prediction.entropy for prediction in engine.exits[:images]]
-    return list(dict.fromkeys((split(entropies, share),) * (rounds - 1) for share in CONTINUING))
+    return list(dict.fromkeys((threshold_between(entropies, share),) * (rounds - 1) for share in CONTINUING))
 
 
-def _measure(engine: Routed, limit: tuple[float, ...], sample: Sample, seconds: float) -> SpeedPoint:
+def _measure(engine: TimedModel, limit: tuple[float, ...], sample: Sample, seconds: float) -> SpeedPoint:
     """Speed, accuracy and exits at a threshold; every image of the sample counts once."""
     engine.thresholds, device = limit, engine.inputs.device
     measurement = Measurement(lambda: engine, device=str(device), threads=None, seconds=seconds)

@@ -79,14 +79,14 @@ def bench(
 
 
 def measure(subject: dict[str, Any], timing: dict[str, Any]) -> dict[str, Any]:
-    """One row, measured in this process: options of ``Routed`` and of ``Measurement``."""
+    """One row, measured in this process: options of ``TimedModel`` and of ``Measurement``."""
     import torch
 
     from progresvit import compute
     from progresvit.engine.measurement import Measurement, hardware
-    from progresvit.engine.speed import Routed
+    from progresvit.engine.speed import TimedModel
 
-    measurement = Measurement(lambda: Routed(**subject), **timing)
+    measurement = Measurement(lambda: TimedModel(**subject), **timing)
     routed = measurement.subject
     throughput, shares, peak = measurement.throughput(), routed.exit_shares(), measurement.peak_gib()
     eager = subject["eager"]

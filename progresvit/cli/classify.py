@@ -14,7 +14,7 @@ from progresvit.io.parse import parse_limit
 if TYPE_CHECKING:
     from progresvit.data.dataset import ImageDataset
     from progresvit.engine import Engine, Prediction
-    from progresvit.engine.listing import Shard
+    from progresvit.engine.files import Shard
     from progresvit.engine.predict_files import Summary
 
 
@@ -61,7 +61,7 @@ def classify(
         )
     if shard is not None and out is None:
         raise ValueError("--shard writes a file for each shard; name it with --out.")
-    from progresvit.engine.listing import Shard
+    from progresvit.engine.files import Shard
 
     part = None if shard is None else Shard.parse(shard)
     dataset, bad = _find(images, samples, listed)
@@ -121,8 +121,8 @@ def _to_file(engine: Engine, dataset: ImageDataset, out: Path, shard: Shard | No
 def _to_json(engine: Engine, dataset: ImageDataset) -> int:
     """Print a line for each answer as soon as it arrives; memory does not grow with the number of images."""
     from progresvit.engine.engine import DEADLINE
+    from progresvit.engine.files import json_line
     from progresvit.engine.predict_files import NAMED, predictions, row
-    from progresvit.engine.result_formats import json_line
 
     errors = 0
     bad: list[tuple[str, str]] = []

@@ -282,9 +282,10 @@ def open_model(name: str, *, precision: str, backend: str | None = None, device:
             f"{name} is an export, which onnxruntime and OpenVINO run on the CPU; leave out --backend torch and "
             "--device cuda, or give the model that it was made from."
         )
+    from progresvit.engine.array_backend import GRAPH_BATCH
     from progresvit.engine.graph_model import GraphModel
-    from progresvit.engine.onnx_backend import GRAPH_BATCH
+    from progresvit.engine.onnx_backend import GraphRounds
 
     folder = Path(name).expanduser()
-    model = GraphModel(folder, backend=cast("GraphRuntime | None", backend), precision=precision)
-    return OpenedModel(model, folder, "cpu", True, GRAPH_BATCH)
+    graphs = GraphRounds(folder, backend=cast("GraphRuntime | None", backend), precision=precision)
+    return OpenedModel(GraphModel(graphs), folder, "cpu", True, GRAPH_BATCH)

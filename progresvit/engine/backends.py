@@ -10,12 +10,13 @@ import warnings
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from progresvit.config import ModelConfig, ModelTask
+from progresvit.engine.array_backend import GRAPH_BATCH, ArrayBackend
 from progresvit.engine.buffers import RoundBackend
 from progresvit.engine.export.manifest import Manifest, is_export
-from progresvit.engine.onnx_backend import GRAPH_BATCH, ArrayBackend, GraphRounds, check_installed, choose_backend
+from progresvit.engine.onnx_backend import GraphRounds, check_installed, choose_backend
 from progresvit.engine.options import BACKENDS, Backend, BackendName, EngineOptions
 from progresvit.io.imports import check_name
 from progresvit.io.model_folder import DEFAULT_MODEL
@@ -31,98 +32,31 @@ if TYPE_CHECKING:
 KERNELS = ("fused", "plain")
 
 
-class ModelSource(Protocol):
-    """What the engine needs to know of a model or an export."""
-
-    @property
-    def config(self) -> ModelConfig: ...
-
-    @property
-    def name(self) -> str:
-        """The name, folder or hub id it was loaded by, or its class."""
-        ...
-
-    @property
-    def folder(self) -> Path | None:
-        """The model folder, if there is one."""
-        ...
-
-    @property
-    def threshold(self) -> Threshold | Setting | None:
-        """The default threshold."""
-        ...
-
-    @property
-    def temperatures(self) -> Sequence[float] | None: ...
-
-    @property
-    def weights_sha256(self) -> str:
-        """SHA-256 of the weights."""
-        ...
-
-    def precision_of(self, asked: str) -> str:
-        """The precision of the answers, for which a threshold must be calibrated."""
-        ...
-
-    @property
-    def preprocessing_sha256(self) -> str:
-        """SHA-256 of the preprocessing."""
-        ...
-
-    @property
-    def graph_backend(self) -> str | None:
-        """The runtime of the graphs of an export; None for torch."""
-        ...
-
-    @property
-    def graphs_sha256(self) -> str | None:
-        """As in the manifest of an export; None for a model."""
-        ...
-
-    def make_backend(
-        self, policy: Policy, temperatures: Sequence[float], options: EngineOptions
-    ) -> tuple[str, RoundBackend, int]:
-        """The name of the backend, the backend, and the largest batch."""
-        ...
-
-
 def open_source(
     model: RoundModel | str | os.PathLike[str] | None,
     backend: Backend | None = None,
     *,
-    task: ModelTask = "classification",
+    task: ModelTask | None = "classification",
 ) -> ModelSource:
     """Open a model, the folder, bundled name or hub id of one, or an export; None is the default bundled model.
 
-    A model for another task is refused, and so is one without a head.
+    A model for another task is refused, and so is one without a head. None takes models for any task, with or without a
+    head.
     """
-    source = _open(model, backend)
-    check_task(source.config, task, "Engine" if task == "classification" else "SegmentationEngine")
-    check_head(source.config)
-    return source
-
-
-def open_features(model: RoundModel | str | os.PathLike[str] | None) -> TorchSource:
-    """Open a model for any task, with or without a head, as :func:`open_source` does; an export is refused."""
-    source = _open(model, None, remedy="call model.features(images)")
-    if not isinstance(source, TorchSource):
-        raise ValueError(f"{source.folder} is an export, which gives answers and no features; give the model's folder.")
+    source = _open(model, backend, remedy=None if task else "call model.features(images)")
+    if task is not None:
+        check_task(source.config, task, "Engine" if task == "classification" else "SegmentationEngine")
     return source
 
 
 def check_task(config: ModelConfig, task: ModelTask, what: str) -> None:
-    """Refuse a model for another task; ``what`` names the engine that takes models for ``task``."""
-    if config.task == task:
-        return
-    if task == "classification":
-        does, other, remedy = "classify", "segments", "progresvit.SegmentationEngine, or progresvit segment"
-    else:
-        does, other, remedy = "segment", "classifies", "progresvit.Engine, or progresvit classify"
-    raise ValueError(f"{what} takes models that {does}, and this one {other}; use {remedy}.")
-
-
-def check_head(config: ModelConfig) -> None:
-    """Refuse a model without a head."""
+    """Refuse a model for another task, or without a head; ``what`` takes models for ``task``."""
+    if config.task != task:
+        if task == "classification":
+            does, other, remedy = "classify", "segments", "progresvit.SegmentationEngine, or progresvit segment"
+        else:
+            does, other, remedy = "segment", "classifies", "progresvit.Engine, or progresvit classify"
+        raise ValueError(f"{what} takes models that {does}, and this one {other}; use {remedy}.")
     if not config.num_classes:
         raise ValueError(
             "this model has no head, so it cannot classify; embed images with progresvit.EmbeddingEngine or progresvit "
@@ -131,37 +65,38 @@ def check_head(config: ModelConfig) -> None:
 
 
 def _open(
-    model: RoundModel | str | os.PathLike[str] | None, backend: Backend | None, *, remedy: str | None = None
+    model: RoundModel | str | os.PathLike[str] | None, backend: Backend | None, *, remedy: str | None
 ) -> ModelSource:
     """``remedy`` ends the error for a model of another kind."""
     folder: Path | None = None
     name: str | None = None
     exported = isinstance(model, str | os.PathLike) and is_export(model)
-    known = _check_backend(backend)
-    check_installed(known, converts=not exported)
+    built_in = _check_backend(backend)
+    if built_in not in (None, "torch"):
+        check_installed(built_in, converts=not exported)
     if model is None or isinstance(model, str | os.PathLike):
         name = DEFAULT_MODEL if model is None else os.fspath(model)
         if model is not None and exported:
-            if backend is not known:
+            if backend is not built_in:
                 raise ValueError(f"{model} is an export, and a backend of your own takes a model; give its folder.")
-            return ExportSource(Path(model).expanduser(), known)
+            return ExportSource(Path(model).expanduser(), built_in)
         from progresvit.api import load_with_folder
 
         model, folder = load_with_folder(None if model is None else os.fspath(model))
     from progresvit.api import as_progresvit
 
     model = as_progresvit(model, "the engine", remedy)
-    if backend is not None and backend is not known:
+    if backend is not None and backend is not built_in:
         from progresvit.engine.custom_backend import CustomSource
 
         return CustomSource(model, backend, folder, name)
-    if known is None or known == "torch":
+    if built_in is None or built_in == "torch":
         return TorchSource(model, folder, name)
-    return ConvertedSource(model, known, folder, name)
+    return ConvertedSource(model, built_in, folder, name)
 
 
 def _check_backend(backend: Backend | None) -> BackendName | None:
-    """The backend, if it is a built-in one; None for one of your own. Unknown names and modules are errors."""
+    """The backend, if it is a built-in one; None for a backend of your own. Unknown names and modules are errors."""
     if backend is None or not isinstance(backend, str):
         return None
     if backend in BACKENDS:
@@ -174,16 +109,23 @@ def _check_backend(backend: Backend | None) -> BackendName | None:
 
 
 class TorchSource:
-    """A model, run by torch. ``name`` is what it was loaded by; None for a model object."""
+    """A model, run by torch. ``name`` is what it was loaded by; None for a model object.
+
+    Answers are in the precision that an engine asks for, so that ``precision`` is None.
+    """
 
     temperatures: Sequence[float] | None = None
+    precision: str | None = None
     graph_backend: str | None = None
     graphs_sha256: str | None = None
 
     def __init__(self, model: ProgResViT, folder: Path | None = None, name: str | None = None) -> None:
+        from progresvit.data.crop import preprocessing_hash
+
         self.model, self.config, self.folder = model, model.config, folder
         self.is_loaded = name is not None
         self.name = type(model).__name__ if name is None else name
+        self.preprocessing_sha256 = preprocessing_hash(model.config)
 
     def device(self, asked: str | torch.device | None) -> torch.device:
         """The device that was asked for; by default the device of a model object, and the GPU for a loaded model."""
@@ -195,6 +137,7 @@ class TorchSource:
 
     @cached_property
     def threshold(self) -> Setting | None:
+        """The default threshold."""
         return default_setting(self.folder)
 
     @cached_property
@@ -203,18 +146,10 @@ class TorchSource:
 
         return weights_hash(self.model)
 
-    @cached_property
-    def preprocessing_sha256(self) -> str:
-        from progresvit.data.crop import preprocessing_hash
-
-        return preprocessing_hash(self.config)
-
-    def precision_of(self, asked: str) -> str:
-        return asked
-
     def make_backend(
         self, policy: Policy, temperatures: Sequence[float], options: EngineOptions
     ) -> tuple[str, RoundBackend, int]:
+        """The name of the backend, the backend, and the largest batch."""
         import torch
 
         from progresvit.engine.torch_backend import FusedBackend, TorchBackend
@@ -228,14 +163,14 @@ class TorchSource:
         policy = copy.deepcopy(policy)  # the caller may move or train its routers
         for router in policy.routers:
             router.to(device)
-        known: dict[str, Any] = {"device": device, "precision": options.precision, "top_k": options.top_k}
+        shared: dict[str, Any] = {"device": device, "precision": options.precision, "top_k": options.top_k}
         if kernels == "fused":
-            return "torch", FusedBackend(self.model, policy, temperatures, largest=batch, **known), batch
-        return "torch", TorchBackend(self.model, policy, temperatures, **known), batch
+            return "torch", FusedBackend(self.model, policy, temperatures, largest=batch, **shared), batch
+        return "torch", TorchBackend(self.model, policy, temperatures, **shared), batch
 
 
 class ExportSource:
-    """An export, run by onnxruntime or OpenVINO. Needs no torch."""
+    """An export, run by onnxruntime or OpenVINO. Needs no torch. It has the attributes of a ``TorchSource``."""
 
     def __init__(self, folder: Path, backend: BackendName | None) -> None:
         if backend == "torch":
@@ -243,15 +178,16 @@ class ExportSource:
         self.folder, self.backend, self.name = folder, backend, str(folder)
         self.manifest = Manifest.read(folder)
         self.config = self.manifest.config
-        self.threshold = _default_threshold(self.manifest, folder)
+        self.threshold: Threshold | Setting | None = self.manifest.setting or self.manifest.threshold
+        if self.manifest.setting_name in setting_names(folder):  # calibrating the export replaces it there
+            self.threshold = find_setting(self.manifest.setting_name, folder)
         self.temperatures = self.manifest.temperatures
         self.weights_sha256 = self.manifest.weights_sha256
         self.preprocessing_sha256 = self.manifest.preprocessing_sha256
         self.graph_backend = choose_backend(backend, self.manifest.kind)
         self.graphs_sha256 = self.manifest.graphs_sha256
-
-    def precision_of(self, asked: str) -> str:
-        return "int8" if self.manifest.precision == "int8" else asked
+        self.precision = "int8" if self.manifest.precision == "int8" else None
+        """The precision of the answers, whatever an engine asks for."""
 
     def make_backend(
         self, policy: Policy, temperatures: Sequence[float], options: EngineOptions
@@ -265,12 +201,8 @@ class ExportSource:
         return graphs.backend, made, options.batch or GRAPH_BATCH
 
 
-def _default_threshold(manifest: Manifest, folder: Path) -> Threshold | Setting | None:
-    """The setting of the manifest's name in ``settings/``, where calibration replaces it; else the manifest's own."""
-    name = manifest.setting_name
-    if name in setting_names(folder):
-        return find_setting(name, folder)
-    return manifest.setting or manifest.threshold
+ModelSource: TypeAlias = TorchSource | ExportSource
+"""What an engine needs to know of a model or an export."""
 
 
 class ConvertedSource(TorchSource):

@@ -20,9 +20,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from progresvit.engine.buffers import Array, RoundBackend, RoundBuffer, RunningRound, batch_sizes
+from progresvit.engine.buffers import RoundBackend, RoundBuffer, RunningRound, batch_size
 from progresvit.engine.prediction import Prediction
-from progresvit.routing.decide import Answers
+from progresvit.routing.decide import Answers, Array
 
 OVERTAKEN = 4
 """The most batches of other rounds that run while images of a round are due, as long as new images keep arriving."""
@@ -30,9 +30,12 @@ OVERTAKEN = 4
 NEARLY_FULL = 0.75
 """A buffer that is fuller than that starts, if its images are due, while another round runs."""
 
-Decide = Callable[[int, Answers, NDArray[np.float64]], Answers]
-Make = Callable[[int, Answers, NDArray[np.int64]], list[Prediction]]
+ApplyThresholds = Callable[[int, Answers, NDArray[np.float64]], Answers]
+MakePredictions = Callable[[int, Answers, NDArray[np.int64]], list[Prediction]]
 Deliver = Callable[[NDArray[np.int64], list[Prediction]], None]
+
+
+SMALLER_BATCHES = "memory ran out; the engine continues with smaller batches, see engine.batch."
 
 
 class MemoryWarning(UserWarning):
@@ -91,8 +94,9 @@ class Batcher:
         rounds: The backend.
         buffers: One or more for each round.
         largest: The largest batch.
-        decide: ``decide(s, answers, thresholds)`` applies the thresholds of single images; NaN uses the policy's.
-        make: ``make(s, answers, rows)`` makes the predictions of the rows that exit after round s.
+        apply_thresholds: Called with round, answers and thresholds of single images, NaN for the policy's; returns the
+            answers with these thresholds.
+        make_predictions: Called with round, answers and the rows that exit; returns their predictions.
         deliver: Called with the increasing numbers of images that have exited, and their predictions.
         shrunk: Called with the new ``largest`` when memory runs out.
         before_round: Called before each batch; it may cancel images.
@@ -106,8 +110,8 @@ class Batcher:
         buffers: list[list[RoundBuffer]],
         *,
         largest: int,
-        decide: Decide,
-        make: Make,
+        apply_thresholds: ApplyThresholds,
+        make_predictions: MakePredictions,
         deliver: Deliver,
         shrunk: Callable[[int], None],
         before_round: Callable[[], None],
@@ -115,8 +119,11 @@ class Batcher:
         observer: Observer | None = None,
     ) -> None:
         self.rounds, self.buffers, self.largest, self.totals = rounds, buffers, largest, totals
-        self._decide, self._make, self._deliver, self._shrunk = decide, make, deliver, shrunk
-        self._before_round = before_round
+        self.side = int(buffers[0][0].pixels.shape[-1])
+        """Side of the images, R."""
+        self._all_buffers = list(chain.from_iterable(buffers))
+        self._apply_thresholds, self._make_predictions = apply_thresholds, make_predictions
+        self._deliver, self._shrunk, self._before_round = deliver, shrunk, before_round
         self.observer = observer
         self._is_synchronous = False  # the backend computes before run returns
         self._end = 0  # numbers before it have been fed
@@ -129,21 +136,12 @@ class Batcher:
         self._answered: deque[_Answered] = deque()
         self._cancelled: list[tuple[int, int]] = []
         self._overtaken = [0] * len(self.buffers)
-        for buffer in self._all_buffers():
+        for buffer in self._all_buffers:
             buffer.clear()
 
     @property
-    def side(self) -> int:
-        return int(self.buffers[0][0].pixels.shape[-1])
-
-    @property
-    def capacity(self) -> int:
-        """Images that a buffer holds."""
-        return self.buffers[0][0].capacity
-
-    @property
     def is_empty(self) -> bool:
-        return not self._answered and not any(buffer.fill for buffer in self._all_buffers())
+        return not self._answered and not any(buffer.fill for buffer in self._all_buffers)
 
     @property
     def next_due(self) -> float:
@@ -151,7 +149,7 @@ class Batcher:
         return min((buffer.earliest for _, buffer in self._waiting()), default=math.inf)
 
     def feed(self, pixels: Array, numbers: NDArray[np.int64], due: float, threshold: float = math.nan) -> None:
-        """Take images in, (B, C, R, R), that shall run by the time ``due`` even if the batch is not full.
+        """Take images in, (B, C, R, R), which run by the time ``due`` even if the batch is not full.
 
         ``threshold`` is the threshold of these images; NaN uses the policy's.
         """
@@ -173,7 +171,7 @@ class Batcher:
 
     def expedite(self, first: int, end: int) -> None:
         """Images with these numbers are due now."""
-        for buffer in self._all_buffers():
+        for buffer in self._all_buffers:
             buffer.expedite(first, end)
 
     def advance(self, now: float) -> bool:
@@ -205,14 +203,11 @@ class Batcher:
                 return True
         return False
 
-    def run_overtaken(self, now: float) -> None:
-        """Start the rounds whose images are due and let others pass too often."""
+    def keep_up(self, now: float) -> None:
+        """Between new images: start rounds that were overtaken too often, and deliver what is finished."""
         for s, buffer in self._waiting():
             if buffer.earliest <= now and self._overtaken[s] >= OVERTAKEN:
                 self._start(s)
-
-    def deliver_finished(self) -> None:
-        """Deliver all predictions that are available without waiting."""
         while self._running and self._running[0].round.finished():
             self._settle(self._running[0])
         self._deliver_answered()
@@ -226,11 +221,8 @@ class Batcher:
         while self._answered:
             self._deliver_next()
 
-    def _all_buffers(self) -> Iterator[RoundBuffer]:
-        return chain.from_iterable(self.buffers)
-
     def _waiting(self) -> Iterator[tuple[int, RoundBuffer]]:
-        """The rounds that have images which do not run yet, and the buffers in which these are."""
+        """The rounds with images that wait, and the buffers of these images."""
         return ((s, buffer) for s, buffer in enumerate(self._open) if buffer is not None and buffer.fill)
 
     def _deliver_answered(self) -> None:
@@ -245,7 +237,7 @@ class Batcher:
                 self.observer.finished(s, time.monotonic() - started, answers.entropy)
         rows = np.flatnonzero(answers.exits)
         if len(rows):
-            self._deliver(numbers[rows], self._make(s, answers, rows))
+            self._deliver(numbers[rows], self._make_predictions(s, answers, rows))
 
     def _open_buffer(self, s: int) -> RoundBuffer:
         """A buffer of round s with free places."""
@@ -269,7 +261,7 @@ class Batcher:
             self._remove_cancelled(buffer, first)
             if first >= buffer.fill:
                 break
-            count = batch_sizes(buffer.fill - first, self.largest, self.rounds.sizes)[0]
+            count = batch_size(buffer.fill - first, self.largest, self.rounds.sizes)
             started = time.monotonic()
             try:
                 running = self.rounds.run(s, buffer, first, count)
@@ -309,31 +301,27 @@ class Batcher:
         is_all = first + count == buffer.fill
         answers = None
         if s < len(self.buffers) - 1:
-            answers = self._decide(s, running_round.answers(), buffer.thresholds[first : first + count])
+            answers = self._apply_thresholds(s, running_round.answers(), buffer.thresholds[first : first + count])
             if self.observer is not None:
                 self.observer.finished(s, time.monotonic() - started, answers.entropy)
         rows = np.flatnonzero(~answers.exits) if answers is not None else np.empty(0, np.int64)
         if len(rows) < count:
             self._answered.append(_Answered(s, numbers, running_round, answers, started))
-        if answers is not None:
-            if self._cancelled:
-                rows = rows[~self._are_cancelled(numbers[rows])]
-            self._move(running, rows)
-            running_round.tokens = None  # not needed any more
-        if is_all:
-            buffer.clear()
-
-    def _move(self, running: _Running, rows: NDArray[np.int64]) -> None:
-        s, source, running_round, first, *_ = running
+        if self._cancelled:
+            rows = rows[~self._are_cancelled(numbers[rows])]
         while len(rows):
             target = self._open_buffer(s + 1)
             fitting = rows[: target.free]
-            self.rounds.move(source, first, running_round, fitting, target)
+            self.rounds.move(buffer, first, running_round, fitting, target)
             places = first + fitting
-            target.add(source.numbers[places], source.due[places], source.thresholds[places])
+            target.add(buffer.numbers[places], buffer.due[places], buffer.thresholds[places])
             if not target.free:
                 self._start(s + 1)
             rows = rows[len(fitting) :]
+        if answers is not None:
+            running_round.tokens = None  # not needed any more
+        if is_all:
+            buffer.clear()
 
     def _remove_cancelled(self, buffer: RoundBuffer, first: int) -> None:
         """Remove cancelled images from place ``first`` on, from a buffer that does not run."""
@@ -349,7 +337,7 @@ class Batcher:
             (first_, end)
             for first_, end in self._cancelled
             if end > self._end  # it is being fed
-            or any(np.diff(np.searchsorted(other.numbers, (first_, end)))[0] for other in self._all_buffers())
+            or any(np.diff(np.searchsorted(other.numbers, (first_, end)))[0] for other in self._all_buffers)
         ]
 
     def _are_cancelled(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:

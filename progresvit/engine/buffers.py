@@ -17,13 +17,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from progresvit.routing.decide import Answers
+from progresvit.routing.decide import Answers, Array
 
 HELD_BATCHES = 32
 """The most batches of a stream in progress, or finished and held back; beyond that, its images do not wait."""
-
-Array = Any
-"""A numpy array or a tensor, as the backend uses them."""
 
 
 class RunningRound(Protocol):
@@ -53,7 +50,7 @@ class RoundBuffer:
         """When the first of the images is due."""
         self._numbers = np.zeros(self.capacity, np.int64)
         self.due = np.zeros(self.capacity)
-        """By place: when the image shall run at the latest, even if the batch is not full."""
+        """By place: when the image runs at the latest, even if the batch is not full."""
         self.since = np.zeros(self.capacity)
         """By place: when the image was added."""
         self.thresholds = np.zeros(self.capacity)
@@ -159,24 +156,17 @@ class RoundBackend(Protocol):
         ...
 
 
-def batch_sizes(count: int, largest: int, sizes: tuple[int, ...] | None = None) -> list[int]:
-    """How to divide ``count`` images into batches: numbers that add up to ``count``, none above ``largest``.
+def batch_size(count: int, largest: int, sizes: tuple[int, ...] | None = None) -> int:
+    """How many of ``count`` images run in the next batch, at most ``largest``.
 
-    With ``sizes`` a batch is padded to the next of them, and divided further where padding would waste a quarter.
+    With ``sizes`` a batch is padded to the next of them, and is smaller where padding would waste a quarter.
     """
     if sizes is None:
-        return [min(largest, count - first) for first in range(0, count, largest)]
-    if count in sizes and count <= largest:
-        return [count]
+        return min(largest, count)
     usable = sorted(size for size in sizes if size <= largest) or [min(sizes)]
-    batches = []
-    while count:
-        padded = next((size for size in usable if size >= count), usable[-1])
-        fits = max((size for size in usable if size <= count), default=padded)
-        batch = min(count, padded) if count > 0.75 * padded else fits
-        batches.append(min(batch, count))
-        count -= batches[-1]
-    return batches
+    padded = next((size for size in usable if size >= count), usable[-1])
+    fits = max((size for size in usable if size <= count), default=padded)
+    return min(count, padded if count > 0.75 * padded else fits)
 
 
 def padded_size(count: int, sizes: tuple[int, ...]) -> int:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from progresvit.engine.array_backend import GRAPH_BATCH, ArrayBackend
 from progresvit.engine.backends import TorchSource
 from progresvit.engine.buffers import ArrayRounds, RoundBackend
 from progresvit.engine.export.manifest import tokens_shape
-from progresvit.engine.onnx_backend import GRAPH_BATCH, ArrayBackend
 from progresvit.engine.options import EngineOptions
 from progresvit.io.imports import make, name_of, resolve, source_hash
 

@@ -22,20 +22,17 @@ from numpy.typing import NDArray
 from progresvit.data.crop import describe_preprocessing
 from progresvit.data.dataset import ImageDataset
 from progresvit.engine.embedding import EmbeddingEngine
-from progresvit.engine.listing import input_batches, listing_hash, valid_text
-from progresvit.engine.result_formats import has_columns, write_table
+from progresvit.engine.files import has_columns, input_batches, listing_hash, valid_text, write_table
 from progresvit.io.part_formats import Cells, ParquetRows
 from progresvit.io.resumable import Progress, ResumableTable
 from progresvit.metrics.knn import QUERY_BLOCK, nearest
 
 PART = 2048
 """Images per part."""
-KEY = b"progresvit_features"
+FEATURES_KEY = b"progresvit_features"
 """In the metadata of the schema: how the features were made, as JSON."""
 
 NEIGHBOUR_FIELDS = (pa.field("neighbours", pa.list_(pa.string())), pa.field("similarities", pa.list_(pa.float32())))
-
-Table = ResumableTable[Any]
 
 BeginProgress = Callable[[str], Progress]
 """Begins to show the progress of a step of that name."""
@@ -74,8 +71,12 @@ def embed_files(
             and their total.
     """
     total = len(dataset)
-    if neighbours is not None:
-        _check_neighbours(neighbours, total)
+    if neighbours is not None and neighbours < 1:
+        raise ValueError(f"neighbours must be at least 1, got {neighbours}.")
+    if neighbours is not None and neighbours >= total:
+        raise ValueError(
+            f"{neighbours} neighbours need {neighbours + 1} images or more, and there are {total}; ask for fewer."
+        )
     identity = {"images": listing_hash(dataset), "part": PART, **engine.identity()}
     schema = _schema(engine)
     columns = [field.name for field in (*schema, *(NEIGHBOUR_FIELDS if neighbours is not None else ()))]
@@ -85,7 +86,13 @@ def embed_files(
             if remaining:
                 rows = _rows(engine, dataset, [*remaining.values()])
                 table.fill_in_order(remaining, rows, progress and progress("embedding"))
-            _finish(table, schema, engine, neighbours, progress)
+            parts = table.parts()
+            if neighbours is not None:
+                names, features = _read_features(table, engine.width)
+                most_similar = find_neighbours(features, neighbours, engine.device, progress and progress("neighbours"))
+                parts = _with_neighbours(parts, names, *most_similar)
+                schema = pa.schema([*schema, *NEIGHBOUR_FIELDS], metadata=schema.metadata)
+            table.finish(lambda staged: write_table(staged, schema, out.suffix, parts))
     errors = pq.read_table(out, columns=["error"])["error"]
     return EmbeddedFiles(images=total, errors=total - errors.null_count)
 
@@ -103,35 +110,14 @@ def find_neighbours(
     bank = torch.from_numpy(features)
     for first in range(0, images if k else 0, QUERY_BLOCK):
         rows = slice(first, min(first + QUERY_BLOCK, images))
-        highest, found = nearest(bank[rows].to(device), bank, k + 1)  # (n, k + 1) twice
-        is_other = found != torch.arange(rows.start, rows.stop, device=device)[:, None]
+        highest, neighbours = nearest(bank[rows].to(device), bank, k + 1)  # (n, k + 1) twice
+        is_other = neighbours != torch.arange(rows.start, rows.stop, device=device)[:, None]
         is_other[:, -1] &= ~is_other.all(dim=1)  # an image with many duplicates may not be among its own nearest
-        indices[rows] = found[is_other].view(-1, k).cpu().numpy()  # (n, k + 1) -> (n, k)
+        indices[rows] = neighbours[is_other].view(-1, k).cpu().numpy()  # (n, k + 1) -> (n, k)
         similarities[rows] = highest[is_other].view(-1, k).cpu().numpy()
         if progress is not None:
             progress(rows.stop, images)
     return indices, similarities
-
-
-def _finish(
-    table: Table, schema: pa.Schema, engine: EmbeddingEngine, neighbours: int | None, progress: BeginProgress | None
-) -> None:
-    parts = table.parts()
-    if neighbours is not None:
-        names, features = _read_features(table, engine.width)
-        found = find_neighbours(features, neighbours, engine.device, progress and progress("neighbours"))
-        parts = _with_neighbours(parts, names, *found)
-        schema = pa.schema([*schema, *NEIGHBOUR_FIELDS], metadata=schema.metadata)
-    table.finish(lambda staged: write_table(staged, schema, table.out.suffix, parts))
-
-
-def _check_neighbours(neighbours: int, images: int) -> None:
-    if neighbours < 1:
-        raise ValueError(f"neighbours must be at least 1, got {neighbours}.")
-    if neighbours >= images:
-        raise ValueError(
-            f"{neighbours} neighbours need {neighbours + 1} images or more, and there are {images}; ask for fewer."
-        )
 
 
 def _schema(engine: EmbeddingEngine) -> pa.Schema:
@@ -147,7 +133,7 @@ def _schema(engine: EmbeddingEngine) -> pa.Schema:
         pa.field("features", pa.list_(pa.float32(), engine.width)),
         pa.field("error", pa.string()),
     ]
-    return pa.schema(fields, metadata={KEY: json.dumps(about).encode()})
+    return pa.schema(fields, metadata={FEATURES_KEY: json.dumps(about).encode()})
 
 
 def _rows(engine: EmbeddingEngine, dataset: ImageDataset, missing: list[range]) -> Iterator[Cells]:
@@ -159,7 +145,7 @@ def _rows(engine: EmbeddingEngine, dataset: ImageDataset, missing: list[range]) 
         yield {"image": valid_text(name), "features": embedding.features, "error": error}
 
 
-def _read_features(table: Table, width: int) -> tuple[pa.Array, NDArray[np.float32]]:
+def _read_features(table: ResumableTable[Any], width: int) -> tuple[pa.Array, NDArray[np.float32]]:
     """Names and features of the images that have features: (M,) and (M, d)."""
     names, features, done = [], np.empty((table.total, width), np.float32), 0
     for part in table.parts():

@@ -7,10 +7,10 @@ Letters: B images, C channels, R side of the images, N tokens, d channels of the
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
 import numpy as np
@@ -20,10 +20,10 @@ from torch import Tensor
 
 from progresvit.data.prefetch import Prefetcher
 from progresvit.data.transforms import normalise
-from progresvit.engine.backends import open_features
-from progresvit.engine.batcher import MemoryWarning
-from progresvit.engine.fold import FoldedRound, fold_features
-from progresvit.engine.images import Images, OpenedImages, PathLike, is_single, open_images
+from progresvit.engine.backends import TorchSource, open_source
+from progresvit.engine.fold import fold_features
+from progresvit.engine.folded_engine import FoldedEngine
+from progresvit.engine.images import ImageOpener, Images, OpenedImages, PathLike, is_single
 from progresvit.engine.options import EngineOptions, TorchKeywords
 from progresvit.io.parse import did_you_mean
 from progresvit.model.precision import autocast
@@ -45,7 +45,7 @@ class Embedding:
     """Why the image could not be opened; then there are no features."""
 
 
-class EmbeddingEngine:
+class EmbeddingEngine(FoldedEngine):
     """Computes features of images. The model is folded when the engine is made; later changes to it have no effect.
 
     Args:
@@ -70,21 +70,19 @@ class EmbeddingEngine:
         options.check_only(("device", "precision", "batch", "workers"), "EmbeddingEngine")
         if pool not in POOLS:
             raise ValueError(f"unknown pool {pool!r}; {did_you_mean(pool, POOLS)}")
-        self._source = source = open_features(model)
-        self.config = config = source.config
-        last = len(config.rounds)
+        source = open_source(model, task=None)
+        if not isinstance(source, TorchSource):
+            raise ValueError(
+                f"{source.folder} is an export, which gives answers and no features; give the model's folder."
+            )
+        last = len(source.config.rounds)
         if round is not None and not 1 <= round <= last:
             raise ValueError(f"there is no round {round}; the rounds of this model are 1 to {last}.")
         self.round, self.pool = round or last, pool
-        self.precision, self.workers = options.precision, options.workers or 2
-        self.width = config.rounds[self.round - 1].width
+        self.width = source.config.rounds[self.round - 1].width
         """Number of features of an image, d."""
-        self.device = source.device(options.device)
-        autocast(self.device, self.precision)  # refuses what the device cannot run
-        self.batch = options.batch or (512 if self.device.type == "cuda" else 64)
-        folded = fold_features(source.model, self.round, patches=pool == "mean")
-        self._rounds: list[FoldedRound] = list(folded.to(self.device))  # type: ignore[arg-type]
-        self._has_warned = False
+        fold = partial(fold_features, source.model, self.round, patches=pool == "mean")
+        super().__init__(source, fold, options, batches=(512, 64))
 
     def __repr__(self) -> str:
         return (
@@ -114,12 +112,13 @@ class EmbeddingEngine:
                 in pieces. A thread iterates over them; do not use the iterator meanwhile.
             ahead: Number of batches that are read and decoded ahead.
         """
+        opener = ImageOpener(self.config, workers=self.workers)
         with ThreadPoolExecutor(self.workers) as threads:
 
             def prepare(images: Images) -> OpenedImages:
                 if is_single(images):
                     raise ValueError("stream takes batches, which are lists of images; use embed for one list.")
-                return open_images(images, self.config, threads)
+                return opener.open(images, threads)
 
             with Prefetcher(map(prepare, batches), ahead) as coming:
                 for opened in coming:
@@ -141,44 +140,24 @@ class EmbeddingEngine:
         pixels = opened.pixels
         if not isinstance(pixels, Tensor):
             pixels = torch.from_numpy(np.ascontiguousarray(pixels))
-        features = self._features(pixels)
+        features, done = np.empty((len(pixels), self.width), np.float32), 0
+        while done < len(pixels):
+            batch = pixels[done : done + self.batch]  # self.batch may shrink
+            features[done : done + len(batch)] = self.run_batch(self._run, batch)[0].numpy()
+            done += len(batch)
         good = iter(features)
         for position in range(len(features) + len(opened.errors)):
             error = opened.errors.get(position)
             yield Embedding(features=next(good) if error is None else None, error=error)
 
-    def _features(self, pixels: Tensor) -> NDArray[np.float32]:
-        """(B, C, R, R) bytes -> (B, d); smaller batches if memory runs out."""
-        features, done = np.empty((len(pixels), self.width), np.float32), 0
-        while done < len(pixels):
-            batch = pixels[done : done + self.batch]
-            try:
-                features[done : done + len(batch)] = self._run(batch).cpu().numpy()
-                done += len(batch)
-                continue
-            except torch.OutOfMemoryError:
-                if len(batch) == 1:
-                    text = "there is not enough memory for a single image; free some, or use a smaller model."
-                    raise MemoryError(text) from None
-            self._shrink(len(batch) // 2)  # only here: the exception holds the tensors of the batch
-        return features
-
     @torch.inference_mode()
-    def _run(self, pixels: Tensor) -> Tensor:
-        """(B, C, R, R) bytes -> (B, d)"""
+    def _run(self, pixels: Tensor) -> tuple[Tensor]:
+        """(B, C, R, R) bytes -> (B, d) on the host"""
         images = normalise(pixels.to(self.device), self.config)
         tokens: Tensor | None = None
         for folded in self._rounds:
             with autocast(self.device, self.precision):
                 tokens = folded(images, tokens).tokens.float()  # autocast gives half precision
         assert tokens is not None
-        return tokens[:, 0] if self.pool == "class" else tokens[:, 1:].mean(dim=1)  # (B, N, d) -> (B, d)
-
-    def _shrink(self, batch: int) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        self.batch = batch
-        if not self._has_warned:
-            self._has_warned = True
-            text = "memory ran out; the engine continues with smaller batches, see engine.batch."
-            warnings.warn(text, MemoryWarning, stacklevel=2)
+        features = tokens[:, 0] if self.pool == "class" else tokens[:, 1:].mean(dim=1)  # (B, N, d) -> (B, d)
+        return (features.cpu(),)

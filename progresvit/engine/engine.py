@@ -19,19 +19,18 @@ from typing import TYPE_CHECKING, Any, Unpack
 from progresvit import compute
 from progresvit.data.prefetch import Prefetcher
 from progresvit.engine.backends import open_source
-from progresvit.engine.grouped import GroupedOpener
-from progresvit.engine.images import ImageOpener, Images, OpenedImages, PathLike, as_input, is_channels_last, is_single
-from progresvit.engine.jobs import Call, Stream
+from progresvit.engine.images import ImageOpener, Images, PathLike, as_input, is_channels_last, is_single
+from progresvit.engine.jobs import CallOpener, Stream
 from progresvit.engine.options import EngineKeywords, EngineOptions
 from progresvit.engine.prediction import Prediction, PredictionMaker
 from progresvit.engine.scheduler import Counts, Scheduler, mark_thread_of_engine
 from progresvit.engine.thresholds import ThresholdLike, check_setting, find_threshold
+from progresvit.engine.worker import Worker
 from progresvit.routing.decide import Abstention, Policy, check_own_threshold, with_thresholds
 from progresvit.routing.settings import Setting, SettingWarning
 
 if TYPE_CHECKING:
     from progresvit.engine.batcher import Observer
-    from progresvit.engine.buffers import RoundBackend
     from progresvit.model import ProgResViT
     from progresvit.routing.custom_router import ExitScore
     from progresvit.routing.router import Router
@@ -82,7 +81,7 @@ class Engine:
         self.options = options = EngineOptions.merge(options, keywords)
         self._source = source = open_source(model, options.backend)
         self.config = config = source.config
-        self.precision = source.precision_of(options.precision)
+        self.precision = source.precision or options.precision
         self.top_k = top_k = options.top_k
         if top_k > max(1, config.num_classes):
             raise ValueError(f"top_k must be at most {config.num_classes}, the classes of the model, got {top_k}.")
@@ -99,7 +98,7 @@ class Engine:
             threshold = threshold.threshold
         ood = None if self.setting is None else self.setting.ood
         self.policy = Policy.make(len(config.rounds), threshold, router=router, abstain=abstain, ood=ood)
-        if any(known.origin.model_sha256 not in (None, source.weights_sha256) for known in self.policy.routers):
+        if any(own.origin.model_sha256 not in (None, source.weights_sha256) for own in self.policy.routers):
             warnings.warn("the router was fitted on another model's records.", SettingWarning, stacklevel=2)
         self.temperatures = _checked_temperatures(temperatures, source.temperatures, len(config.rounds))
         self.gmacs = compute.cumulative_gmacs(config)
@@ -107,11 +106,15 @@ class Engine:
         self.make_predictions = PredictionMaker(config.labels, self.gmacs, top_k, has_ood=self.policy.ood is not None)
         """Predictions from the answers of a round."""
         self._scheduler = Scheduler(
-            self.rounds,
-            self.make_predictions,
-            partial(with_thresholds, self.policy),
-            count=len(config.rounds),
-            batch=batch,
+            partial(
+                Worker,
+                rounds=self.rounds,
+                make_predictions=self.make_predictions,
+                apply_thresholds=partial(with_thresholds, self.policy),
+                count=len(config.rounds),
+                batch=batch,
+            ),
+            self.rounds.send,
             pending=options.pending or max(LEAST_PENDING, PENDING_BATCHES * batch),
         )
         device = getattr(self.rounds, "device", None)
@@ -120,14 +123,12 @@ class Engine:
         )
         self.workers = self.opener.workers
         self._pool = ThreadPoolExecutor(self.workers, "progresvit-decode", initializer=mark_thread_of_engine)
-        add = partial(_add, self._scheduler, self.rounds)
-        is_on_device = self.opener.plan.pixels  # it decodes or crops
-        self._grouped = GroupedOpener(self.opener, self._pool, add, self._scheduler.fail) if is_on_device else None
+        self._call_opener = CallOpener(self.opener, self._pool, self._scheduler.add, self._scheduler.fail)
 
     @property
     def batch(self) -> int:
         """The largest batch; it shrinks if memory runs out."""
-        return self._scheduler.batch
+        return self._scheduler.worker.batch
 
     @property
     def counts(self) -> Counts:
@@ -145,7 +146,8 @@ class Engine:
 
     def observe(self, observer: Observer) -> None:
         """Report each batch of each round to the observer, in the thread that runs it."""
-        self._scheduler.observe(observer)
+        worker = self._scheduler.worker
+        worker.post(worker.observe, observer)
 
     def classify(self, images: Images) -> list[Prediction]:
         """A prediction for each image, in order.
@@ -168,9 +170,9 @@ class Engine:
         call = self._scheduler.open_call(len(images))
         try:
             opened = self.opener.open(images, self._pool)
-            return self._scheduler.run(call, opened, self.rounds.send(opened.pixels))
+            return self._scheduler.run(call, opened)
         finally:
-            self._scheduler.cancel(call)  # if it is not complete
+            self._scheduler.worker.cancel(call)  # if it is not complete
 
     def submit(
         self,
@@ -181,7 +183,7 @@ class Engine:
         threshold: float | None = None,
         wait: float = 0.0,
     ) -> Future[list[Prediction]]:
-        """As ``classify``, without waiting: a future of the predictions.
+        """Classify without waiting: a future of the predictions.
 
         Until it is done, ``cancel`` cancels it, and its images start no further round. Threads of the engine decode
         and compute; do not call ``classify`` in a callback of the future, which runs in the computing thread.
@@ -218,18 +220,16 @@ class Engine:
             for first in range(0, len(images), size):
                 portion = images[first : first + size]
                 if is_array:  # sent in this thread: a tensor may be the work of its CUDA stream
-                    self._open_and_add(call, first, portion)
-                elif self._grouped is not None:
-                    self._grouped.submit(call, first, portion)
+                    self._scheduler.add(call, first, self.opener.open(portion))
                 else:
-                    self._pool.submit(self._open_later, call, first, portion)
+                    self._call_opener.submit(call, first, portion)
         except BaseException:
-            self._scheduler.cancel(call)
+            self._scheduler.worker.cancel(call)
             raise
         return future
 
     async def aclassify(self, images: Images) -> list[Prediction]:
-        """As ``classify``, for an event loop. Cancelling the task cancels the images.
+        """Classify in an event loop. Cancelling the task cancels the images.
 
         It never waits for room: if too many images are pending, it raises :class:`EngineFull` at once.
         """
@@ -316,33 +316,17 @@ class Engine:
     def _open_stream(
         self, batches: Iterable[Images], deadline: float | None, ahead: int, processes: bool | None = None
     ) -> Iterator[Stream]:
-        def send(opened: OpenedImages) -> tuple[OpenedImages, Any]:
-            return opened, self.rounds.send(opened.pixels)
-
-        # in the thread that reads ahead; a source with a deadline may wait for answers, which processes would hold back
+        # a source with a deadline may wait for answers, which processes would hold back
         processes = deadline is None if processes is None else processes
         opened = self.opener.open_all(batches, self._pool, processes=processes)
-        with Prefetcher(map(send, opened), ahead, arrived=self._scheduler.arrived) as source:
+        sent = ((images, self.rounds.send(images.pixels)) for images in opened)
+        # the worker is looked up each time: a forked process has another one
+        with Prefetcher(sent, ahead, arrived=lambda: self._scheduler.worker.wake()) as source:
             stream = self._scheduler.open_stream(source, deadline)
             try:
                 yield stream
             finally:
-                self._scheduler.cancel(stream)  # if it is not complete
-
-    def _open_and_add(self, call: Call, first: int, images: Images) -> None:
-        _add(self._scheduler, self.rounds, call, first, self.opener.open(images))
-
-    def _open_later(self, call: Call, first: int, images: Images) -> None:
-        """Open images in a thread of the pool, without using the pool itself: its threads may all be busy with this."""
-        try:
-            if call.is_wanted:
-                self._open_and_add(call, first, images)
-        except BaseException as error:
-            self._scheduler.fail(call, error)
-
-
-def _add(scheduler: Scheduler, rounds: RoundBackend, call: Call, first: int, opened: OpenedImages) -> None:
-    scheduler.add(call, first, opened, rounds.send(opened.pixels))
+                self._scheduler.worker.cancel(stream)  # if it is not complete
 
 
 def _router_hash(router: Router | None) -> str | None:

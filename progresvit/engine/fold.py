@@ -51,10 +51,10 @@ class FoldedBlock(nn.Module):
         qkv_bias = attn.qkv.bias.double().view(3, full)[:, :width].reshape(3 * width)
         hidden = MLP_RATIO * width
         self.qkv = _after_norm(block.norm1, qkv_weight, qkv_bias)
-        self.proj = _gated(attn.proj, width, width, _vector(gates.attn, width) * _scale(block.ls1, width))
+        self.proj = _gated(attn.proj, width, width, gates.attn, block.ls1)
         fc1_weight, fc1_bias = mlp.fc1.weight.double()[:hidden, :width], mlp.fc1.bias.double()[:hidden]
         self.fc1 = _after_norm(block.norm2, fc1_weight, fc1_bias)
-        self.fc2 = _gated(mlp.fc2, width, hidden, _vector(gates.mlp, width) * _scale(block.ls2, width))
+        self.fc2 = _gated(mlp.fc2, width, hidden, gates.mlp, block.ls2)
         self.register_buffer("out_gate", _vector(gates.out, width).float().to(qkv_weight.device))
 
     def forward(self, x: Tensor, merging: Merging | None = None) -> tuple[Tensor, Merging | None]:
@@ -140,7 +140,10 @@ class FoldedRound(nn.Module):
         self.embed = Dense(
             image_gate[:, None] * embed.weight.double()[:d].flatten(1), image_gate * embed.bias.double()[:d]
         )
-        self.register_buffer("position", (image_gate * _position(model, s)).float())  # (1, N, d)
+        grid = config.grid(round_)
+        position = resample_position(model.pos_embed[..., :d], grid).double().clone()  # (1, N, d)
+        position[:, :1] += model.cls_token.double()[..., :d]  # added to the class token, which is 0 in the input
+        self.register_buffer("position", (image_gate * position).float())
         self.projector = None
         if s:
             previous_gate = _vector(gates.fusion.previous, d).to(embed.weight.device)
@@ -148,7 +151,7 @@ class FoldedRound(nn.Module):
             assert isinstance(projector, TokenProjector)
             self.projector = FoldedProjector(projector, previous_gate, config.grid(config.rounds[s - 1]))
         blocks = [block for block in model.blocks if isinstance(block, Block)]
-        self.blocks = nn.ModuleList(FoldedBlock(block, one, d) for block, one in zip(blocks, gates.blocks))
+        self.blocks = nn.ModuleList(FoldedBlock(block, own, d) for block, own in zip(blocks, gates.blocks))
         self.register_buffer("norm_weight", model.norm.weight.detach()[:d].float().clone())
         self.register_buffer("norm_bias", model.norm.bias.detach()[:d].float().clone())
         self.head = None
@@ -166,31 +169,24 @@ class FoldedRound(nn.Module):
         if self.projector is not None:
             assert previous is not None
             x = x + self.projector(previous)
-        x = self._run_blocks(x)
+        merging = Merging.start(x, self.merge) if self.merge else None
+        blocks = list(self.blocks)
+        for block in blocks if self.gives_patches else blocks[:-1]:
+            x, merging = block(x, merging)
+        if not self.gives_patches:
+            last = blocks[-1]
+            assert isinstance(last, FoldedBlock)
+            x = last.class_token_only(x, merging)  # (B, N, d) -> (B, 1, d)
+        elif merging is not None:
+            x = unmerge(x, merging)
         tokens = F.layer_norm(x, (x.shape[-1],), self.norm_weight, self.norm_bias, NORM_EPS)
-        return RoundOutput(logits=self._classify(tokens), tokens=tokens)
-
-    def _classify(self, tokens: Tensor) -> Tensor:
-        """(B, N, d) -> (B, K), or (B, K, g, g) of a segmentation model; (B, d) without a head."""
         if self.head is None:
-            return tokens[:, 0]
-        logits: Tensor = self.head(tokens[:, 1:] if self.segments else tokens[:, 0])  # (B, g * g, K) or (B, K)
+            return RoundOutput(logits=tokens[:, 0], tokens=tokens)
+        logits = self.head(tokens[:, 1:] if self.segments else tokens[:, 0])  # (B, g * g, K) or (B, K)
         if self.segments:
             g = self.resolution // self.patch_size
             logits = logits.mT.unflatten(2, (g, g))  # (B, g * g, K) -> (B, K, g, g)
-        return logits
-
-    def _run_blocks(self, x: Tensor) -> Tensor:
-        """(B, N, d) -> (B, N, d), or (B, 1, d) if only the class token is used."""
-        merging = Merging.start(x, self.merge) if self.merge else None
-        for block in list(self.blocks)[:-1]:
-            x, merging = block(x, merging)
-        last = self.blocks[-1]
-        assert isinstance(last, FoldedBlock)
-        if not self.gives_patches:
-            return last.class_token_only(x, merging)
-        x, merging = last(x, merging)
-        return x if merging is None else unmerge(x, merging)
+        return RoundOutput(logits=logits, tokens=tokens)
 
 
 def fold(model: ProgResViT) -> nn.ModuleList:
@@ -199,20 +195,10 @@ def fold(model: ProgResViT) -> nn.ModuleList:
 
 
 def fold_features(model: ProgResViT, rounds: int, *, patches: bool) -> nn.ModuleList:
-    """The first rounds of a model, folded without the head; the last of them gives its patch tokens only if asked."""
+    """The first rounds of a model, folded without the head. The last one gives patch tokens only if ``patches``."""
     return nn.ModuleList(
         FoldedRound(model, s, head=False, patches=patches or s < rounds - 1) for s in range(rounds)
     ).eval()
-
-
-def _position(model: ProgResViT, s: int) -> Tensor:
-    """The constant that is added to each token of round s: (1, N, d), with the class token first."""
-    round_ = model.config.rounds[s]
-    grid = model.config.grid(round_)
-    position = resample_position(model.pos_embed[..., : round_.width], grid)
-    position = position.detach().double().clone()
-    position[:, :1] += model.cls_token.double()[..., : round_.width]
-    return position
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, merging: Merging | None) -> Tensor:
@@ -233,9 +219,10 @@ def _after_norm(norm: nn.LayerNorm, weight: Tensor, bias: Tensor) -> Dense:
     return Dense(weight * scale, bias + weight @ shift)
 
 
-def _gated(layer: nn.Linear, outputs: int, inputs: int, gate: Tensor) -> Dense:
-    """A slice of a linear layer, each output times its gate."""
-    gate = gate.to(layer.weight.device)
+def _gated(layer: nn.Linear, outputs: int, inputs: int, gate: Tensor | float, layer_scale: nn.Module) -> Dense:
+    """A slice of a linear layer, each output times its gate and its LayerScale."""
+    scale = layer_scale.gamma.detach().double()[:outputs] if isinstance(layer_scale, LayerScale) else 1.0
+    gate = (_vector(gate, outputs) * scale).to(layer.weight.device)
     return Dense(gate[:, None] * layer.weight.double()[:outputs, :inputs], gate * layer.bias.double()[:outputs])
 
 
@@ -244,7 +231,3 @@ def _vector(gate: Tensor | float, width: int) -> Tensor:
     if isinstance(gate, Tensor):
         return gate.detach().double()
     return torch.full((width,), gate, dtype=torch.float64)
-
-
-def _scale(layer: nn.Module, width: int) -> Tensor | float:
-    return layer.gamma.detach().double()[:width] if isinstance(layer, LayerScale) else 1.0

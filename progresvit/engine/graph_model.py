@@ -6,14 +6,13 @@ from 0.
 
 from __future__ import annotations
 
-import os
-
 import torch
 from torch import Tensor, nn
 
 from progresvit import compute
 from progresvit.config import ModelConfig
-from progresvit.engine.onnx_backend import GraphRounds, GraphRuntime
+from progresvit.data.transforms import mean_and_std
+from progresvit.engine.onnx_backend import GraphRounds
 from progresvit.model.interface import RoundOutput
 
 
@@ -21,22 +20,12 @@ class GraphModel(nn.Module):
     """The graphs of an export, run in all rounds. It runs on the CPU and has no parameters.
 
     Args:
-        folder: The folder that ``progresvit export`` wrote.
-        backend: onnxruntime or openvino; by default the one that runs the format.
-        precision: Precision of the arithmetic: fp32, or bf16 with OpenVINO and float32 graphs. int8 graphs remain int8.
-        threads: Number of threads; by default the choice of the backend.
+        graphs: The graphs.
     """
 
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        backend: GraphRuntime | None = None,
-        precision: str = "fp32",
-        threads: int | None = None,
-    ) -> None:
+    def __init__(self, graphs: GraphRounds) -> None:
         super().__init__()
-        self.graphs = graphs = GraphRounds(folder, backend=backend, precision=precision, threads=threads)
+        self.graphs = graphs
         self.config: ModelConfig = graphs.manifest.config
         self.backend, self.precision = graphs.backend, graphs.precision
         self.graphs_sha256 = graphs.manifest.graphs_sha256
@@ -64,7 +53,5 @@ class GraphModel(nn.Module):
 
     def _to_bytes(self, images: Tensor) -> Tensor:
         """The exact bytes that ``data.transforms.normalise`` turned into these images: graphs take bytes."""
-        mean, std = (
-            torch.tensor(values, device=images.device)[:, None, None] for values in (self.config.mean, self.config.std)
-        )
+        mean, std = mean_and_std(self.config, images.device)
         return ((images.float() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)

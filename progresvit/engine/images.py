@@ -44,11 +44,6 @@ FEW_IMAGES = 128
 """The first images of a stream are decoded by threads: starting processes takes longer."""
 
 
-def usable_cores() -> int:
-    """Number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @dataclass(frozen=True)
 class OpenedImages:
     """The images that could be opened, in order, and why the others could not."""
@@ -57,10 +52,6 @@ class OpenedImages:
     """Bytes, (B, C, R, R)."""
     errors: dict[int, str] = field(default_factory=dict)
     """Reasons by position among all images."""
-
-    @property
-    def side(self) -> int:
-        return int(self.pixels.shape[-1])
 
 
 class ImageOpener:
@@ -83,9 +74,10 @@ class ImageOpener:
         workers: int | None = None,
         max_pixels: int | None = None,
     ) -> None:
-        self.config, self.device = config, device
-        self.workers = workers or usable_cores()
-        self._room = max(SLOT, config.in_channels * config.input_side**2)  # of an image, as in processes
+        self.config, self.device, self.side = config, device, config.input_side
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        self.workers = workers or cores or 1
+        self._room = max(SLOT, config.in_channels * self.side**2)  # of an image, as in processes
         if device is not None:
             from progresvit.data.gpu_decode import plan_for
 
@@ -120,29 +112,26 @@ class ImageOpener:
         Processes take further batches before they give results, so a source that waits for answers must not use them.
         """
         opened = 0
-        in_processes = processes and self.workers > FEW_WORKERS and IS_SUPPORTED
+        can_start = processes and self.workers > FEW_WORKERS and IS_SUPPORTED
         for are_files, group in groupby(batches, key=_are_files):
             run = iter(group)
             for images in run:
                 opened += len(images)
                 yield self.open(images, pool)
-                if in_processes and are_files and opened >= FEW_IMAGES:
-                    yield from self._open_in_processes(run, pool)
-
-    def _open_in_processes(self, batches: Iterable[Sequence[Request]], pool: Executor | None) -> Iterator[OpenedImages]:
-        with WorkerPool(self.plan, self.workers, group=GROUP) as processes:
-            for group in processes.prepared(map(_as_requests, batches)):
-                yield self.finish(group, pool)
+                if not (can_start and are_files and opened >= FEW_IMAGES):
+                    continue
+                with WorkerPool(self.plan, self.workers, group=GROUP) as worker_pool:
+                    for prepared in worker_pool.prepared(map(_as_requests, run)):
+                        yield self.finish(prepared, pool)
 
     def finish(self, images: Sequence[Prepared], pool: Executor | None = None) -> OpenedImages:
         """The remaining steps, for many images together."""
         if self.plan.pixels and images:
             on_device = self._decoder.crop(images, pool, at_a_time=GROUP)
             return OpenedImages(on_device.pixels, on_device.errors)
-        side = self.config.input_side
         errors = {position: image.error for position, image in enumerate(images) if image.error is not None}
-        good = [np.asarray(image.data).reshape(-1, side, side) for image in images if image.error is None]
-        nothing = np.empty((0, self.config.in_channels, side, side), np.uint8)
+        good = [np.asarray(image.data).reshape(-1, self.side, self.side) for image in images if image.error is None]
+        nothing = np.empty((0, self.config.in_channels, self.side, self.side), np.uint8)
         return OpenedImages(np.stack(good) if good else nothing, errors)
 
     @cached_property

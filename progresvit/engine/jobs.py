@@ -1,22 +1,27 @@
-"""The jobs of callers, calls and streams, and the portions of their images that are fed together."""
+"""The jobs of callers: calls and streams, the threads that open images of calls, and portions that are fed together."""
 
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from progresvit.data.prefetch import Prefetcher
-from progresvit.engine.batcher import Batcher
-from progresvit.engine.images import OpenedImages
+from progresvit.data.prepare import Prepared
+from progresvit.engine.images import ImageOpener, OpenedImages
 from progresvit.engine.prediction import Prediction
+
+TOGETHER = 64
+"""The most images of calls that a GPU crops together: in little more time than one image."""
 
 Chunk = tuple[list[int], list[Prediction]]
 """Positions of images in their job, and their predictions."""
@@ -28,7 +33,9 @@ class Job:
     threshold = math.nan
     """Threshold of the images; NaN uses the threshold of the engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, wait: float) -> None:
+        self.wait = wait
+        """Seconds that images may wait until a batch is full; 0 for not at all, infinity for as long as it takes."""
         self.ready: SimpleQueue[Chunk | None] = SimpleQueue()
         """Predictions of a stream as they come. None follows when the job is done."""
         self.is_wanted = True
@@ -40,11 +47,11 @@ class Job:
 
     def due(self) -> float:
         """When images that arrive now must run, even if the batch is not full."""
-        raise NotImplementedError
+        return time.monotonic() + self.wait if self.wait else -math.inf
 
 
 class Call(Job):
-    """A call that wants all predictions at once. Its images may wait for a fuller batch for ``wait`` seconds."""
+    """A call that wants all predictions at once."""
 
     def __init__(
         self,
@@ -54,24 +61,21 @@ class Call(Job):
         threshold: float | None = None,
         wait: float = 0.0,
     ) -> None:
-        super().__init__()
+        super().__init__(wait)
         self.results: list[Prediction | None] = [None] * count
-        self.missing, self.future, self.wait = count, future, wait
+        self.missing, self.future = count, future
         self.pending = count
         """Images for which the engine holds room; only ``Room`` changes it."""
         if threshold is not None:
             self.threshold = threshold
-
-    def due(self) -> float:
-        return time.monotonic() + self.wait if self.wait else -math.inf
 
 
 class Stream(Job):
     """Batches whose predictions are wanted as they come."""
 
     def __init__(self, source: Prefetcher[tuple[OpenedImages, Any]], deadline: float | None) -> None:
-        super().__init__()
-        self.source, self.deadline = source, deadline
+        super().__init__(math.inf if deadline is None else deadline)
+        self.source = source
         self.entered = 0
         """Images taken from the source."""
         self.returned = 0
@@ -81,13 +85,10 @@ class Stream(Job):
         self.is_held = False
         """The thread waits for the consumer to use up predictions; the consumer clears it and sends a message."""
 
-    def due(self) -> float:
-        return math.inf if self.deadline is None else time.monotonic() + self.deadline
-
 
 @dataclass(slots=True, eq=False)
 class Portion:
-    """Images of a job that are fed together, or ``work`` that needs the rounds for itself."""
+    """Images of a job that are fed together."""
 
     job: Job
     positions: NDArray[np.int64]
@@ -96,7 +97,6 @@ class Portion:
     side: int
     failed: Chunk = ([], [])
     """The images that could not be opened."""
-    work: Callable[[Batcher], None] | None = None
     left: int = 0
     """Images without a prediction."""
     first: int = -1
@@ -112,4 +112,91 @@ class Portion:
         bad = sorted(opened.errors)
         positions = np.arange(position, position + len(opened.pixels) + len(bad))
         failed = [position + place for place in bad], [Prediction.failed(opened.errors[place]) for place in bad]
-        return cls(job, np.delete(positions, bad) if bad else positions, sent, opened.side, failed)
+        return cls(job, np.delete(positions, bad) if bad else positions, sent, int(opened.pixels.shape[-1]), failed)
+
+
+class _Waiting(NamedTuple):
+    call: Call
+    first: int
+    """Position of the first image in the call."""
+    images: list[Prepared]
+
+
+class CallOpener:
+    """Opens the images of calls in threads of a pool. If a GPU crops them, the images of several calls are one group.
+
+    Args:
+        opener: Opens the images.
+        pool: Its threads open images; one of them at a time has the GPU crop a group.
+        deliver: Called with a call, the position of its first image, and the opened images.
+        fail: Called with a call and the error, if opening fails for another reason than a bad image.
+    """
+
+    def __init__(
+        self,
+        opener: ImageOpener,
+        pool: ThreadPoolExecutor,
+        deliver: Callable[[Call, int, OpenedImages], None],
+        fail: Callable[[Call, BaseException], None],
+    ) -> None:
+        self.opener, self.pool, self.deliver, self.fail = opener, pool, deliver, fail
+        self._waiting: deque[_Waiting] = deque()
+        self._lock, self._is_finishing = threading.Lock(), False
+
+    def submit(self, call: Call, first: int, images: Sequence[Any]) -> None:
+        """Open these images of a call, in a thread of the pool."""
+        self.pool.submit(self._open, call, first, images)
+
+    def _open(self, call: Call, first: int, images: Sequence[Any]) -> None:
+        """Open images without using the pool itself: its threads may all be busy with this."""
+        if not call.is_wanted:
+            return
+        try:
+            prepared = self.opener.prepare(images)
+            if not self.opener.plan.pixels:  # the CPU crops
+                self.deliver(call, first, self.opener.finish(prepared))
+                return
+        except BaseException as error:
+            self.fail(call, error)
+            return
+        with self._lock:
+            self._waiting.append(_Waiting(call, first, prepared))
+            if self._is_finishing:
+                return  # the thread that finishes takes it
+            self._is_finishing = True
+        while group := self._next_group():
+            self._finish(group)
+
+    def _next_group(self) -> list[_Waiting]:
+        """The next waiting images, up to a group. If there are none, this thread stops finishing groups."""
+        group: list[_Waiting] = []
+        with self._lock:
+            while self._waiting and sum(len(waiting.images) for waiting in group) < TOGETHER:
+                waiting = self._waiting.popleft()
+                if waiting.call.is_wanted:
+                    group.append(waiting)
+            self._is_finishing = bool(group)
+        return group
+
+    def _finish(self, group: list[_Waiting]) -> None:
+        try:
+            opened = self.opener.finish([image for waiting in group for image in waiting.images])
+        except BaseException as error:
+            if len(group) == 1:
+                self.fail(group[0].call, error)
+            else:
+                for waiting in group:  # the others have nothing to do with it
+                    self._finish([waiting])
+            return
+        start = taken = 0
+        for call, first, images in group:
+            errors = {
+                place: opened.errors[start + place] for place in range(len(images)) if start + place in opened.errors
+            }
+            good = len(images) - len(errors)
+            part = OpenedImages(opened.pixels[taken : taken + good], errors)
+            start, taken = start + len(images), taken + good
+            try:
+                self.deliver(call, first, part)
+            except BaseException as error:
+                self.fail(call, error)

@@ -1,7 +1,7 @@
 """The measuring core: throughput, latency and peak memory of a subject, and a fresh process to measure it in.
 
 A subject has ``inputs`` (a tensor on the device) and ``images`` (their number), and the methods ``build()``,
-``run(passes)`` and ``one(number)``, such as ``speed.Routed``.
+``run(passes)`` and ``one(number)``, such as ``speed.TimedModel``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ class Measurement:
         Args:
             warm_up: Called ahead of the timing; by default one pass, which builds kernels and records graphs.
         """
-        (warm_up or self._pass_once)()
+        if warm_up is None:
+            self.subject.run(1)
+        else:
+            warm_up()
         once = self._time(1)
         passes = max(1, round(self.seconds / 5 / once))
         times = [once]
@@ -89,9 +92,6 @@ class Measurement:
         peak = torch.cuda.max_memory_allocated(self.device) if self.on_gpu else _peak_resident_bytes()
         images: int = self.subject.inputs.nbytes
         return (peak - self._before - images) / 2**30
-
-    def _pass_once(self) -> None:
-        self.subject.run(1)
 
     def _time(self, passes: int) -> float:
         self._synchronize()

@@ -1,4 +1,4 @@
-"""The backend of exports: one graph per round, run by onnxruntime or OpenVINO on numpy arrays. Needs no torch.
+"""The graphs of an export: one per round, run by onnxruntime or OpenVINO on numpy arrays. Needs no torch.
 
 The exit decision is made in numpy (``routing.decide``). Letters: B images, C channels, r the side of the model's input,
 N tokens, d channels of a round, K classes, s a round from 0.
@@ -9,8 +9,6 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -18,19 +16,16 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from progresvit.config import ModelConfig
-from progresvit.engine.buffers import ArrayRounds, RoundBuffer, RunningRound
 from progresvit.engine.export.manifest import MANIFEST_FILE, Manifest, graph_files, hash_file, tokens_shape
 from progresvit.io.extras import not_installed
 from progresvit.io.parse import did_you_mean
 from progresvit.metrics.arrays import Float32s
-from progresvit.routing.decide import Answers, Policy, decide
 
 GraphRuntime = Literal["onnxruntime", "openvino"]
 
 READS: Mapping[str, tuple[str, ...]] = {"onnxruntime": ("onnx",), "openvino": ("onnx", "openvino")}
 """The formats that each backend reads."""
-PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
+OPENVINO_PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 """The precisions, by the names of OpenVINO."""
 
 PACKAGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -38,9 +33,6 @@ PACKAGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "openvino": ("openvino", ("openvino", "onnx", "onnxscript")),
 }
 """The extra of each backend, the package that runs graphs, and those that convert a model to graphs."""
-GRAPH_BATCH = 64
-"""Largest batch by default. The activation ranges of int8 graphs depend on the batch, so evaluation uses the same."""
-
 Signature = dict[str, tuple[str, tuple[int, ...]]]
 """Type and shape of each input or output, without the batch."""
 
@@ -147,14 +139,16 @@ class GraphRounds:
 
 def _inputs(manifest: Manifest, s: int) -> Signature:
     config = manifest.config
-    pixels = ("uint8", (config.in_channels, config.input_side, config.input_side))
-    return {"pixels": pixels} if s == 0 else {"pixels": pixels, "previous": ("float32", manifest.tokens_shape(s - 1))}
+    inputs: Signature = {"pixels": ("uint8", (config.in_channels, config.input_side, config.input_side))}
+    if s:
+        inputs["previous"] = ("float32", tokens_shape(config, s - 1))
+    return inputs
 
 
 def _outputs(manifest: Manifest, s: int) -> Signature:
     outputs: Signature = {"logits": ("float32", (manifest.config.num_classes,))}
     if s < len(manifest.config.rounds) - 1:
-        outputs["tokens"] = ("float32", manifest.tokens_shape(s))
+        outputs["tokens"] = ("float32", tokens_shape(manifest.config, s))
     return outputs
 
 
@@ -172,8 +166,8 @@ def choose_backend(backend: str | None, kind: str) -> GraphRuntime:
 
 
 def _check_precision(precision: str, backend: str, manifest: Manifest) -> None:
-    if precision not in PRECISIONS:
-        raise ValueError(f"unknown precision {precision!r} of graphs; {did_you_mean(precision, PRECISIONS)}")
+    if precision not in OPENVINO_PRECISIONS:
+        raise ValueError(f"unknown precision {precision!r} of graphs; {did_you_mean(precision, OPENVINO_PRECISIONS)}")
     if precision == "bf16" and backend == "onnxruntime":
         raise ValueError("onnxruntime does not compute these graphs in bf16; use backend='openvino', or fp32.")
     if precision == "bf16" and manifest.precision == "int8":
@@ -234,7 +228,8 @@ def _openvino(precision: str, threads: int | None) -> Any:
     core = _openvino_core()
     if precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         raise ValueError("this CPU has no bf16 arithmetic; use precision='fp32'.")
-    settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": PRECISIONS[precision], "PERFORMANCE_HINT": "LATENCY"}
+    hint = OPENVINO_PRECISIONS[precision]
+    settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": hint, "PERFORMANCE_HINT": "LATENCY"}
     if threads is not None:
         settings["INFERENCE_NUM_THREADS"] = threads
     return lambda path: _OpenVinoGraph(core.compile_model(str(path), "CPU", settings))
@@ -262,74 +257,3 @@ def _ends(ports: Sequence[Any]) -> Signature:
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
-
-
-@dataclass
-class FinishedRound:
-    """A round that has run."""
-
-    decided: Answers
-    tokens: Float32s | None
-
-    def finished(self) -> bool:
-        return True
-
-    def answers(self) -> Answers:
-        return self.decided
-
-
-class ArrayBackend:
-    """Rounds on numpy arrays, with decisions in numpy: the graphs of an export, or rounds of your own."""
-
-    identity = "ArrayRounds"  # the name that runs of all versions have
-    sizes: tuple[int, ...] | None = None
-    out_of_memory: tuple[type[Exception], ...] = (MemoryError,)
-
-    def __init__(
-        self, rounds: ArrayRounds, config: ModelConfig, policy: Policy, temperatures: Sequence[float], top_k: int = 1
-    ) -> None:
-        self.rounds, self.config, self.policy = rounds, config, policy
-        self.temperatures, self.top_k = tuple(temperatures), top_k
-
-    def make_buffers(self, s: int, capacity: int, side: int) -> list[RoundBuffer]:
-        if side != self.config.input_side:
-            raise ValueError(
-                f"the backend takes images of {self.config.input_side} pixels, not {side}; crop or resize them first."
-            )
-        pixels = np.zeros((capacity, self.config.in_channels, side, side), np.uint8)
-        shape = (capacity, *tokens_shape(self.config, s - 1)) if s else None
-        return [RoundBuffer(pixels, None if shape is None else np.zeros(shape, np.float32))]
-
-    def send(self, pixels: Any) -> NDArray[np.uint8]:
-        return np.asarray(pixels)
-
-    def receive(self, sent: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        return sent
-
-    def load(self, buffer: RoundBuffer, pixels: NDArray[np.uint8]) -> None:
-        buffer.pixels[buffer.fill : buffer.fill + len(pixels)] = pixels
-
-    def run(self, s: int, buffer: RoundBuffer, first: int, count: int) -> RunningRound:
-        places = slice(first, first + count)
-        tokens = None if buffer.tokens is None else buffer.tokens[places]
-        logits, tokens = self.rounds.run(s, buffer.pixels[places], tokens)
-        return FinishedRound(decide(self.policy, s, logits, self.temperatures[s], self.top_k), tokens)
-
-    def move(
-        self, source: RoundBuffer, first: int, running: RunningRound, rows: NDArray[np.int64], target: RoundBuffer
-    ) -> None:
-        places = slice(target.fill, target.fill + len(rows))
-        np.take(source.pixels, first + rows, axis=0, out=target.pixels[places])
-        assert target.tokens is not None
-        np.take(running.tokens, rows, axis=0, out=target.tokens[places])
-
-    def keep(self, buffer: RoundBuffer, rows: NDArray[np.int64]) -> None:
-        for held in (buffer.pixels, buffer.tokens):
-            if held is not None:
-                held[: len(rows)] = held[rows]  # indexing copies, so places may overlap
-
-    def shrink(self) -> None:
-        pass
-
-    def driving(self) -> AbstractContextManager[None]:
-        return nullcontext()

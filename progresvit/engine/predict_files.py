@@ -14,9 +14,18 @@ import pyarrow.parquet as pq
 
 from progresvit.data.dataset import ImageDataset
 from progresvit.engine.engine import Engine
-from progresvit.engine.listing import Shard, input_batches, listing_hash, names_hash, valid_text
+from progresvit.engine.files import (
+    Shard,
+    column_names,
+    has_columns,
+    input_batches,
+    listing_hash,
+    names_hash,
+    read_pieces,
+    valid_text,
+    write_table,
+)
 from progresvit.engine.prediction import Candidate, Prediction
-from progresvit.engine.result_formats import column_names, has_columns, read_pieces, write_table
 from progresvit.io.files import replace_file
 from progresvit.io.part_formats import ParquetRows
 from progresvit.io.resumable import KEEP_EVERY, RUN_FILE, Progress, ResumableTable
@@ -25,7 +34,7 @@ PART = 2048
 """Images per part."""
 NAMED = 20
 """The most unreadable images that a summary names."""
-KEY = b"progresvit_shard"
+SHARD_KEY = b"progresvit_shard"
 """In the metadata of a shard's table: which shard of which images it is, as JSON."""
 
 CANDIDATE = pa.struct(
@@ -97,7 +106,8 @@ def classify_files(
     if shard is not None:
         about = {"shard": str(shard), "images": len(dataset), "names": names_hash(dataset)}
         _check_shards(shard, out, about)
-        items, schema, out = shard.items(len(dataset)), SCHEMA.with_metadata({KEY: json.dumps(about)}), shard.path(out)
+        schema = SCHEMA.with_metadata({SHARD_KEY: json.dumps(about)})
+        items, out = shard.items(len(dataset)), shard.path(out)
     identity = {"pictures": listing_hash(dataset, items), "part": PART, **about, **engine.identity()}
     with ResumableTable(out, ParquetRows(schema, _upgrade), total=len(items), size=PART) as table:
         if table.begin(identity, overwrite=overwrite, is_complete=_is_complete):
@@ -111,11 +121,9 @@ def classify_files(
     return _read_summary(out, len(engine.gmacs))
 
 
-def predictions(
-    engine: Engine, dataset: ImageDataset, first: int = 0, *, deadline: float | None = None
-) -> Iterator[Prediction]:
-    """Predictions from the image ``first`` on, in order; files are read as they are needed."""
-    return engine.stream(input_batches(dataset, range(first, len(dataset)), engine.batch), deadline=deadline)
+def predictions(engine: Engine, dataset: ImageDataset, *, deadline: float | None = None) -> Iterator[Prediction]:
+    """Predictions for all images, in order; files are read as they are needed."""
+    return engine.stream(input_batches(dataset, range(len(dataset)), engine.batch), deadline=deadline)
 
 
 def row(name: str, prediction: Prediction, engine: Engine) -> dict[str, Any]:
@@ -131,8 +139,8 @@ def row(name: str, prediction: Prediction, engine: Engine) -> dict[str, Any]:
 
 def summarise(answers: Iterable[Prediction], rounds: int) -> Summary:
     """Totals of predictions by a model with this number of rounds."""
-    known, totals = list(answers), _Totals(rounds)
-    totals.add(*([getattr(answer, key) for answer in known] for key in _COUNTED))
+    answers, totals = list(answers), _Totals(rounds)
+    totals.add(*([getattr(answer, key) for answer in answers] for key in _COUNTED))
     return totals.summary()
 
 
@@ -162,8 +170,8 @@ class _Totals:
         """Keep the first names of images with an error."""
         is_bad = errors.is_valid()
         if len(self._unreadable) < NAMED and is_bad.true_count:
-            known = (texts.filter(is_bad)[: NAMED - len(self._unreadable)].to_pylist() for texts in (names, errors))
-            self._unreadable += zip(*known)
+            first = (texts.filter(is_bad)[: NAMED - len(self._unreadable)].to_pylist() for texts in (names, errors))
+            self._unreadable += zip(*first)
 
     def summary(self) -> Summary:
         """Totals over all images that were added."""
@@ -201,12 +209,13 @@ def _check_shards(shard: Shard, out: Path, about: dict[str, Any]) -> None:
     """Other shards must be of the same images, finished or not; else images would be missing or duplicated."""
     for other in shard.others():
         path = other.path(out)
-        known = _read_shard(path)
-        if known is not None and (known.get("images"), known.get("names")) != (about["images"], about["names"]):
-            raise ValueError(
-                f"{path} was made of other images ({known.get('images')}, and here are {about['images']}); give every "
-                "shard the same files in the same order, such as a list, or name another file."
-            )
+        about_other = _read_shard(path)
+        if about_other is None or all(about_other.get(key) == about[key] for key in ("images", "names")):
+            continue
+        raise ValueError(
+            f"{path} was made of other images ({about_other.get('images')}, and here are {about['images']}); give "
+            "every shard the same files in the same order, such as a list, or name another file."
+        )
 
 
 def _read_shard(path: Path) -> dict[str, Any] | None:
@@ -214,16 +223,16 @@ def _read_shard(path: Path) -> dict[str, Any] | None:
     unfinished = path.with_name(path.name + ".parts") / RUN_FILE
     try:
         if unfinished.exists():
-            known = json.loads(unfinished.read_text(encoding="utf-8"))
+            about = json.loads(unfinished.read_text(encoding="utf-8"))
         elif path.exists() and path.suffix != ".parquet":
-            known = json.loads(_shard_file(path).read_text(encoding="utf-8"))
+            about = json.loads(_shard_file(path).read_text(encoding="utf-8"))
         elif path.exists():
-            known = json.loads((pq.read_schema(path).metadata or {})[KEY])
+            about = json.loads((pq.read_schema(path).metadata or {})[SHARD_KEY])
         else:
             return None
     except (OSError, ValueError, KeyError):  # another machine may be writing or removing it
         return None
-    return known if isinstance(known, dict) else None
+    return about if isinstance(about, dict) else None
 
 
 def _shard_file(path: Path) -> Path:

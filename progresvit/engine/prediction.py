@@ -63,11 +63,15 @@ class Prediction:
         )
 
 
+@dataclass(frozen=True)
 class PredictionMaker:
-    """Predictions from the answers of a round. ``gmacs`` is the compute up to each round."""
+    """Makes predictions of the answers of a round."""
 
-    def __init__(self, labels: Sequence[str] | None, gmacs: Sequence[float], top_k: int, *, has_ood: bool) -> None:
-        self.labels, self.gmacs, self.top_k, self.has_ood = labels, gmacs, top_k, has_ood
+    labels: Sequence[str] | None
+    gmacs: Sequence[float]
+    """Compute up to each round."""
+    top_k: int
+    has_ood: bool
 
     def __call__(self, s: int, answers: Answers, rows: NDArray[np.int64]) -> list[Prediction]:
         facts = (
@@ -88,17 +92,16 @@ class PredictionMaker:
                 abstained=abstained,
                 out_of_distribution=unknown,
                 ood_score=score if self.has_ood else None,
-                top=self._candidates(classes, probabilities) if self.top_k > 1 and classes[0] >= 0 else (),
+                top=(),
                 error=None,
             )
+            if self.top_k > 1 and classes[0] >= 0:
+                prediction.__dict__["top"] = tuple(
+                    Candidate(index=index, label=self._label(index), probability=each)
+                    for index, each in zip(classes, probabilities)
+                )
             predictions.append(prediction)
         return predictions
-
-    def _candidates(self, classes: list[int], probabilities: list[float]) -> tuple[Candidate, ...]:
-        return tuple(
-            Candidate(index=index, label=self._label(index), probability=probability)
-            for index, probability in zip(classes, probabilities)
-        )
 
     def _label(self, index: int) -> str | None:
         return self.labels[index] if self.labels and index >= 0 else None

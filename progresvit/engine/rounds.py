@@ -29,7 +29,7 @@ class RoundResult(NamedTuple):
 
 
 class RoundRunner:
-    """Runs the rounds of an engine one at a time. The answers are those of the engine for batches of the same images.
+    """Runs the rounds of an engine one at a time. The engine gives the same answers for batches of the same images.
 
     Args:
         engine: Not to be used otherwise, except for its properties.

@@ -13,16 +13,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from progresvit.data.prefetch import Prefetcher
-from progresvit.engine.batcher import Decide, Make, Observer
-from progresvit.engine.buffers import RoundBackend
 from progresvit.engine.images import OpenedImages
 from progresvit.engine.jobs import Call, Chunk, Job, Portion, Stream
 from progresvit.engine.prediction import Prediction
@@ -37,7 +34,7 @@ def mark_thread_of_engine() -> None:
 
 
 class EngineFull(RuntimeError):  # noqa: N818  (as queue.Full)
-    """As many images wait as the engine accepts."""
+    """The engine accepts no further images at the moment."""
 
 
 @dataclass(frozen=True)
@@ -58,31 +55,23 @@ class Scheduler:
     """Takes the jobs of all callers. Any thread may call it.
 
     Args:
-        rounds: The backend.
-        make: Makes predictions, as for ``Batcher``.
-        decide: Applies the thresholds of single images, as for ``Batcher``.
-        count: Number of rounds.
-        batch: The largest batch.
+        make_worker: Makes the worker, given what it calls with calls that are done.
+        send: Starts copying images to the device, as a backend does.
         pending: The most images of calls that wait or run; a single call may have more.
     """
 
     def __init__(
-        self, rounds: RoundBackend, make: Make, decide: Decide, *, count: int, batch: int, pending: int
+        self, make_worker: Callable[[Callable[[Call], None]], Worker], send: Callable[[Any], Any], *, pending: int
     ) -> None:
         self.room = Room(pending)
-        self._make_worker = partial(Worker, rounds, make, decide, count=count, batch=batch, release=self.room.leave)
+        self._make_worker, self._send = make_worker, send
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._begin()
 
     def _begin(self) -> None:
-        self._worker = self._make_worker()
-        weakref.finalize(self, self._worker.inbox.put, None).atexit = False  # ends the thread
-
-    @property
-    def batch(self) -> int:
-        """The largest batch; it shrinks if memory runs out."""
-        return self._worker.batch
+        self.worker = self._make_worker(self.room.leave)
+        weakref.finalize(self, self.worker.inbox.put, None).atexit = False  # ends the thread
 
     def open_call(
         self,
@@ -99,7 +88,7 @@ class Scheduler:
         self.room.enter(count, 0.0 if self._is_in_callback() or not block else timeout)
         call = Call(count, future, threshold=threshold, wait=wait)
         if future is not None:
-            future.add_done_callback(partial(_cancel_if_cancelled, weakref.ref(self._worker), call))
+            future.add_done_callback(partial(_cancel_if_cancelled, weakref.ref(self.worker), call))
         return call
 
     def open_stream(self, source: Prefetcher[tuple[OpenedImages, Any]], deadline: float | None) -> Stream:
@@ -107,24 +96,24 @@ class Scheduler:
         self._start()
         self.room.check_open()
         stream = Stream(source, deadline)
-        self._worker.post(self._worker.add_stream, stream)
+        self.worker.post(self.worker.streams.append, stream)
         return stream
 
-    def add(self, call: Call, position: int, opened: OpenedImages, sent: Any) -> None:
-        """Images of a call, from this position on."""
-        self._worker.post(self._worker.add, Portion.make(call, position, opened, sent))
+    def add(self, call: Call, position: int, opened: OpenedImages) -> None:
+        """Send images of a call, from this position on, to the device and to the thread."""
+        portion = Portion.make(call, position, opened, self._send(opened.pixels))
+        self.worker.post(self.worker.add, portion)
 
-    def run(self, call: Call, opened: OpenedImages, sent: Any) -> list[Prediction]:
+    def run(self, call: Call, opened: OpenedImages) -> list[Prediction]:
         """Compute a call whose images are all opened, and wait for its predictions."""
         self._check_may_wait()
-        portion = Portion.make(call, 0, opened, sent)
-        if not self._worker.run_alone(portion):
-            self._worker.post(self._worker.add, portion)
+        portion = Portion.make(call, 0, opened, self._send(opened.pixels))
+        if not self.worker.run_alone(portion):
+            self.worker.post(self.worker.add, portion)
         return self.results(call)
 
     def results(self, call: Call) -> list[Prediction]:
         """Wait for all predictions of a call."""
-        self._check_may_wait()
         call.ready.get()
         if call.error is not None:
             raise call.error
@@ -135,48 +124,36 @@ class Scheduler:
         self._check_may_wait()
         if stream.is_held:
             stream.is_held = False
-            self.arrived()
+            self.worker.wake()
         chunk = stream.ready.get()
         if chunk is None and stream.error is not None:
             raise stream.error
         return chunk
 
-    def arrived(self) -> None:
-        """The source of a stream has images, or its consumer wants some."""
-        self._worker.post(self._worker.look)
-
-    def cancel(self, job: Job) -> None:
-        """The caller has left; no image of the job starts another round."""
-        if not job.is_done:
-            self._worker.cancel(job)
-
     def fail(self, job: Job, error: BaseException) -> None:
         """The caller gets this error; the job's images are not run any more."""
         job.is_wanted = False
-        self._worker.post(self._worker.fail, (job, error))
+        self.worker.post(self.worker.end, job, error)
 
     def warm_up(self, side: int) -> None:
-        """Run each round in each batch size for images of this side, while no images are in the buffers."""
-        call, worker = self.open_call(1), self._worker
+        """Run each round in each batch size for images of this side, and wait for it."""
+        self._check_may_wait()
+        call = self.open_call(1)
         try:
-            worker.post(worker.add, Portion(call, np.zeros(1, np.int64), None, side, work=worker.run_each_size))
+            self.worker.post(self.worker.warm_up, call, side)
             self.results(call)
         finally:
-            self.cancel(call)
-
-    def observe(self, observer: Observer) -> None:
-        """Report each batch from now on."""
-        self._worker.post(self._worker.observe, observer)
+            self.worker.cancel(call)
 
     def counts(self) -> Counts:
-        totals = self._worker.totals
-        return Counts(tuple(totals.images), tuple(totals.batches), self._worker.cancelled, self.room.pending)
+        totals = self.worker.totals
+        return Counts(tuple(totals.images), tuple(totals.batches), self.worker.cancelled, self.room.pending)
 
     def refuse_calls(self) -> None:
         """Refuse calls from now on, also those that wait for room; open streams end with an error."""
         self.room.close()
         error = RuntimeError("the engine was closed while this stream was open; make a new one.")
-        self._worker.post(self._worker.end_streams, error)
+        self.worker.post(self.worker.end_streams, error)
 
     def close(self) -> None:
         """Wait for the calls, and stop the thread."""
@@ -184,7 +161,7 @@ class Scheduler:
         can_wait = not self._is_in_callback()
         if can_wait:
             self.room.wait_until_empty()
-        self._worker.inbox.put(None)
+        self.worker.inbox.put(None)
         if can_wait and self._thread is not None:
             self._thread.join(JOIN)
 
@@ -194,16 +171,16 @@ class Scheduler:
             return
         with self._starting:
             if self._thread is not None and not self._thread.is_alive() and not self.room.is_closed:
-                self.room.forget()  # the jobs of the other process
+                self.room.pending = 0  # they belong to the other process
                 self._begin()
                 self._thread = None
             if self._thread is None:
-                self._thread = threading.Thread(target=self._worker.run, daemon=True, name="progresvit-engine")
+                self._thread = threading.Thread(target=self.worker.run, daemon=True, name="progresvit-engine")
                 self._thread.start()
 
     def _is_in_callback(self) -> bool:
         """Whether the caller is a thread that the engine needs, such as in a callback of a future."""
-        is_computing = threading.current_thread() is self._thread or threading.get_ident() == self._worker.alone
+        is_computing = threading.current_thread() is self._thread or threading.get_ident() == self.worker.alone
         return is_computing or getattr(_threads, "of_engine", False)
 
     def _check_may_wait(self) -> None:
@@ -249,9 +226,6 @@ class Room:
         with self._changed:
             self._changed.wait_for(lambda: not self.pending)
 
-    def forget(self) -> None:
-        self.pending = 0
-
     def _fits(self, count: int) -> bool:
         return self.pending + count <= self.limit or not self.pending
 
@@ -277,5 +251,5 @@ def _cancel_if_cancelled(worker: weakref.ref[Worker], call: Call, future: Future
     if not future.cancelled():
         return
     future.set_running_or_notify_cancel()  # for threads in concurrent.futures.wait
-    if (alive := worker()) is not None and not call.is_done:
+    if (alive := worker()) is not None:
         alive.cancel(call)

@@ -8,28 +8,30 @@ is below the threshold, it exits; else all of them run the next one. Windows of 
 from __future__ import annotations
 
 import math
-import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from progresvit import compute
 from progresvit.data.decode import ImageError
 from progresvit.data.segmentation.images import EvaluationImage, evaluation_image, size_problem
 from progresvit.data.segmentation.windows import WindowOptions, windows_hash
 from progresvit.engine.backends import TorchSource, open_source
-from progresvit.engine.batcher import MemoryWarning
-from progresvit.engine.fold import FoldedRound, fold
+from progresvit.engine.fold import fold
+from progresvit.engine.folded_engine import FoldedEngine
 from progresvit.engine.images import ImageInput, PathLike, as_input, is_single, open_image
 from progresvit.engine.options import EngineOptions, TorchKeywords
 from progresvit.engine.thresholds import ThresholdLike, check_setting, find_threshold
 from progresvit.engine.window_batcher import WindowBatcher, WindowExit
+from progresvit.model import RoundOutput
 from progresvit.model.precision import autocast
 from progresvit.routing.decide import as_thresholds
 from progresvit.routing.settings import Setting
@@ -37,7 +39,7 @@ from progresvit.routing.settings import Setting
 if TYPE_CHECKING:
     from progresvit.model import ProgResViT
 
-WINDOWS = WindowOptions()
+DEFAULT_WINDOWS = WindowOptions()
 """Windows at one scale that overlap only at the border."""
 
 
@@ -64,7 +66,7 @@ class Segmentation:
         return cls(labels=None, exit_round=0, score=math.nan, gmacs=0.0, windows=0, error=error)
 
 
-class SegmentationEngine:
+class SegmentationEngine(FoldedEngine):
     """Segments images in rounds. The model is folded when the engine is made; later changes to it have no effect.
 
     Args:
@@ -82,7 +84,7 @@ class SegmentationEngine:
         model: ProgResViT | PathLike,
         threshold: ThresholdLike | None = None,
         *,
-        windows: WindowOptions = WINDOWS,
+        windows: WindowOptions = DEFAULT_WINDOWS,
         options: EngineOptions | None = None,
         **keywords: Unpack[TorchKeywords],
     ) -> None:
@@ -90,28 +92,24 @@ class SegmentationEngine:
         options.check_only(("device", "precision", "batch", "workers"), "SegmentationEngine")
         source = open_source(model, task="segmentation")
         assert isinstance(source, TorchSource)  # exports classify
-        self._source = source
-        self.config = config = source.config
+        config = source.config
         if config.in_channels != 3:
             raise ValueError(f"images have 3 channels and this model takes {config.in_channels}; train one for RGB.")
-        self.windows, self.precision, self.workers = windows, options.precision, options.workers or 2
+        self.windows = windows
         if threshold is None and len(config.rounds) == 1:
             threshold = 0.0  # there is no early exit
         limit = find_threshold(threshold, source)
         self.setting = limit if isinstance(limit, Setting) else None
         """The setting of the threshold, if it was calibrated."""
         if isinstance(limit, Setting):
-            check_setting(limit, source, precision=self.precision, preprocessing_sha256=windows_hash(config, windows))
+            own_sha256 = windows_hash(config, windows)
+            check_setting(limit, source, precision=options.precision, preprocessing_sha256=own_sha256)
             limit = limit.threshold
         self.thresholds: tuple[float, ...] = tuple(as_thresholds([limit], len(config.rounds))[0].tolist())
         """One for each round but the last."""
         self.gmacs = compute.cumulative_gmacs(config)
         """GMACs of one window up to each round."""
-        self.device = source.device(options.device)
-        autocast(self.device, self.precision)  # refuses what the device cannot run
-        self.batch = options.batch or (64 if self.device.type == "cuda" else 16)
-        self._rounds: list[FoldedRound] = list(fold(source.model).to(self.device))  # type: ignore[arg-type]
-        self._has_warned = False
+        super().__init__(source, partial(fold, source.model), options, batches=(64, 16))
 
     def __repr__(self) -> str:
         thresholds = ", ".join(f"{threshold:.4g}" for threshold in self.thresholds)
@@ -138,16 +136,22 @@ class SegmentationEngine:
         """
         if is_single(images):
             raise ValueError("the engine takes several images; put this one into brackets: segment([image]).")
-        batcher = WindowBatcher(
-            self._rounds, self.config, thresholds=self.thresholds, device=self.device, precision=self.precision,
-            batch=self.batch, shrunk=self._shrunk,
-        )  # fmt: skip
+        batcher = WindowBatcher(self, self.thresholds)
         with ThreadPoolExecutor(self.workers) as pool:
             for opened in self._open_ahead(images, pool):
                 batcher.feed(opened)
                 yield from map(self._result, batcher.ready())
             batcher.flush()
             yield from map(self._result, batcher.ready())
+
+    def run_round(self, s: int, windows: Tensor, tokens: Tensor | None) -> RoundOutput:
+        """A round of normalised windows (V, C, r, r), with the tokens of the previous round (V, N, d)."""
+        return RoundOutput(*self.run_batch(partial(self._run, s), windows, tokens, item="window"))
+
+    def _run(self, s: int, windows: Tensor, tokens: Tensor | None) -> RoundOutput:
+        with autocast(self.device, self.precision):
+            logits, new = self._rounds[s](windows, tokens)
+        return RoundOutput(logits, new.float())  # autocast gives half precision
 
     def _open_ahead(self, images: Iterable[ImageInput], pool: ThreadPoolExecutor) -> Iterator[EvaluationImage | str]:
         """Images in order; the threads decode the next ones."""
@@ -175,10 +179,3 @@ class SegmentationEngine:
             gmacs=self.gmacs[result.s] * result.windows,
             windows=result.windows,
         )
-
-    def _shrunk(self, batch: int) -> None:
-        self.batch = batch
-        if not self._has_warned:
-            self._has_warned = True
-            text = "memory ran out; the engine continues with smaller batches, see engine.batch."
-            warnings.warn(text, MemoryWarning, stacklevel=2)

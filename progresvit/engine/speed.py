@@ -35,7 +35,7 @@ HEAD_SCALE = 30.0
 
 @dataclass(slots=True)
 class TimedExit:
-    """Where an image exited; the names are those of ``Prediction``."""
+    """Where an image exited, with the names of ``Prediction``."""
 
     exit_round: int
     entropy: float
@@ -76,7 +76,7 @@ class EagerRounds:
         return exits
 
 
-class Routed:
+class TimedModel:
     """The engine on bytes, or with ``eager`` the model as it is on normalised images.
 
     Args:
@@ -164,11 +164,12 @@ class Routed:
             self.build([*limits, *[math.inf] * (len(self.config.rounds) - 1 - s)])  # all that reach round s exit there
             self.run(1)
             del self.runner  # its memory does not count
-            limits.append(split([exit_.entropy for exit_ in self.exits if exit_.exit_round == s + 1], continuing))
+            entropies = [exit_.entropy for exit_ in self.exits if exit_.exit_round == s + 1]
+            limits.append(threshold_between(entropies, continuing))
         return limits
 
 
-def split(entropies: Sequence[float], continuing: float) -> float:
+def threshold_between(entropies: Sequence[float], continuing: float) -> float:
     """A threshold that this share of the entropies reaches."""
     ordered = sorted(entropies)
     exiting = len(ordered) - round(continuing * len(ordered))

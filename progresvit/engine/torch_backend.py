@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from progresvit.data.transforms import normalise
+from progresvit.data.transforms import mean_and_std
 from progresvit.engine.buffers import RoundBuffer, RunningRound, padded_size, power_sizes
 from progresvit.engine.fold import FoldedRound, fold
 from progresvit.model import ProgResViT
@@ -86,6 +86,8 @@ class TorchBackend:
         self.config, self.policy, self.temperatures = model.config, policy, tuple(temperatures)
         self.device, self.precision, self.top_k = device, precision, top_k
         self.token_dtype = torch.float32
+        self._mean, self._std = mean_and_std(self.config, device)
+        self._autocast = nullcontext() if precision == "fp8" else autocast(device, precision)  # fp8: fused kernels only
         self.folded: list[FoldedRound] = list(fold(model).to(device))  # type: ignore[arg-type]
         if device.type == "cuda":
             self._index = torch.cuda.current_device() if device.index is None else device.index
@@ -131,8 +133,8 @@ class TorchBackend:
     def run(self, s: int, buffer: RoundBuffer, first: int, count: int) -> RunningRound:
         places = slice(first, first + count)
         tokens = None if buffer.tokens is None else buffer.tokens[places]
-        with autocast(self.device, self.precision):
-            output = self.folded[s](normalise(buffer.pixels[places], self.config), tokens)
+        with self._autocast:
+            output = self.folded[s]((buffer.pixels[places].float() / 255 - self._mean) / self._std, tokens)
         packed = self.pack_answers(s, output.logits)
         is_last = s == len(self.folded) - 1
         tokens = None if is_last else output.tokens.float()  # autocast gives half precision

@@ -13,22 +13,22 @@ Letters: V windows of an image, K classes, g side of the patch grid, N tokens, d
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from progresvit.config import ModelConfig
 from progresvit.data.segmentation.images import EvaluationImage
 from progresvit.data.segmentation.windows import ImageWindows
 from progresvit.engine.buffers import HELD_BATCHES
-from progresvit.engine.fold import FoldedRound
 from progresvit.model import RoundOutput
-from progresvit.model.precision import autocast
 from progresvit.predict.segment import RoundMap, image_labels, image_score
 from progresvit.routing.decide import exits
+
+if TYPE_CHECKING:
+    from progresvit.engine.segmentation import SegmentationEngine
 
 HELD_PIXELS = 2**28
 """The most pixels of label maps in progress behind a waiting image; beyond that, rounds run before batches are full."""
@@ -50,11 +50,11 @@ class _Waiting:
     number: int
     image: EvaluationImage
     count: int
-    """Number of its windows, V."""
+    """Number of windows, V."""
     tokens: Tensor | None = None
     """Tokens of the previous round, (V, N, d); None before the first."""
     cut: ImageWindows | None = None
-    """Its windows, as soon as the first of them runs."""
+    """The windows; None until the first of them runs."""
     outputs: list[RoundOutput] = field(default_factory=list)
     done: int = 0
     """Number of the windows that have run."""
@@ -64,29 +64,13 @@ class WindowBatcher:
     """Runs one stream of images, numbered from 0 in the order in which they enter.
 
     Args:
-        rounds: The folded rounds of a model, on the device.
-        config: The config of the model.
+        engine: Runs the rounds; ``engine.batch`` is the most windows in a batch.
         thresholds: One for each round but the last.
-        device: Where the rounds run.
-        precision: fp32, bf16 or fp16.
-        batch: The most windows in a batch.
-        shrunk: Called with the new size of batches when memory runs out.
     """
 
-    def __init__(
-        self,
-        rounds: Sequence[FoldedRound],
-        config: ModelConfig,
-        *,
-        thresholds: Sequence[float],
-        device: torch.device,
-        precision: str,
-        batch: int,
-        shrunk: Callable[[int], None],
-    ) -> None:
-        self.rounds, self.config, self.thresholds = rounds, config, thresholds
-        self.device, self.precision, self.batch, self._shrunk = device, precision, batch, shrunk
-        self._queues: list[deque[_Waiting]] = [deque() for _ in rounds]
+    def __init__(self, engine: SegmentationEngine, thresholds: Sequence[float]) -> None:
+        self.engine, self.config, self.device, self.thresholds = engine, engine.config, engine.device, thresholds
+        self._queues: list[deque[_Waiting]] = [deque() for _ in (*thresholds, None)]
         self._results: dict[int, WindowExit | str] = {}
         self._entered = self._returned = 0
         self._windows = self._pixels = 0  # of the images that were not returned yet
@@ -102,8 +86,8 @@ class WindowBatcher:
         self._queues[0].append(_Waiting(number, image.to(self.device), count))
         self._windows += count
         self._pixels += image.size[0] * image.size[1]
-        self._run_batches(least=self.batch)
-        if self._windows > HELD_BATCHES * self.batch or self._pixels > HELD_PIXELS:
+        self._run_batches(least=self.engine.batch)
+        if self._windows > HELD_BATCHES * self.engine.batch or self._pixels > HELD_PIXELS:
             self.flush()
 
     def flush(self) -> None:
@@ -129,7 +113,7 @@ class WindowBatcher:
 
     def _run_batch(self, s: int) -> list[_Waiting]:
         """Run the next windows of a round; returns the images that are complete."""
-        queue, parts, free = self._queues[s], [], self.batch
+        queue, parts, free = self._queues[s], [], self.engine.batch
         for waiting in queue:
             count = min(free, waiting.count - waiting.done)
             parts.append((waiting, slice(waiting.done, waiting.done + count)))
@@ -140,7 +124,7 @@ class WindowBatcher:
                 break
         windows = torch.cat([waiting.cut.windows[rows] for waiting, rows in parts if waiting.cut is not None])
         tokens = [waiting.tokens[rows] for waiting, rows in parts if waiting.tokens is not None]
-        output = self._run(s, windows, torch.cat(tokens) if tokens else None)
+        output = self.engine.run_round(s, windows, torch.cat(tokens) if tokens else None)
         counts = [rows.stop - rows.start for _, rows in parts]
         for (waiting, _), logits, new in zip(parts, output.logits.split(counts), output.tokens.split(counts)):
             waiting.outputs.append(RoundOutput(logits, new))
@@ -152,7 +136,7 @@ class WindowBatcher:
             return
         logits = [torch.cat([output.logits for output in waiting.outputs]) for waiting in complete]  # (V, K, g, g) each
         scores = torch.stack([image_score(of_image) for of_image in logits]).cpu()
-        is_last = s == len(self.rounds) - 1
+        is_last = s == len(self.thresholds)
         exiting = [True] * len(complete) if is_last else exits(scores, self.thresholds[s]).tolist()
         for waiting, of_image, score, is_exit in zip(complete, logits, scores, exiting):
             if is_exit:
@@ -162,22 +146,3 @@ class WindowBatcher:
             else:  # a copy, since the outputs are views of whole batches
                 tokens = torch.cat([output.tokens for output in waiting.outputs])
                 self._queues[s + 1].append(_Waiting(waiting.number, waiting.image, waiting.count, tokens))
-
-    def _run(self, s: int, windows: Tensor, tokens: Tensor | None) -> RoundOutput:
-        """A round on a batch; in halves if memory runs out."""
-        try:
-            with autocast(self.device, self.precision):
-                logits, new = self.rounds[s](windows, tokens)
-            return RoundOutput(logits, new.float())  # autocast gives half precision
-        except torch.OutOfMemoryError:
-            if len(windows) == 1:
-                text = "there is not enough memory for a single window; free some, or use a smaller model."
-                raise MemoryError(text) from None
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        half = len(windows) // 2
-        self.batch = min(self.batch, half)
-        self._shrunk(self.batch)
-        places = (slice(0, half), slice(half, None))
-        parts = [self._run(s, windows[rows], None if tokens is None else tokens[rows]) for rows in places]
-        return RoundOutput(*(torch.cat(tensors) for tensors in zip(*parts)))

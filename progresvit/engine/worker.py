@@ -29,8 +29,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from progresvit.data.prefetch import Prefetcher, Raised
-from progresvit.engine.batcher import Batcher, Decide, Make, MemoryWarning, Observer, Totals
-from progresvit.engine.buffers import HELD_BATCHES, RoundBackend, RoundBuffer
+from progresvit.engine.batcher import (
+    SMALLER_BATCHES,
+    ApplyThresholds,
+    Batcher,
+    MakePredictions,
+    MemoryWarning,
+    Observer,
+    Totals,
+)
+from progresvit.engine.buffers import HELD_BATCHES, RoundBackend
 from progresvit.engine.jobs import Call, Chunk, Job, Portion, Stream
 from progresvit.engine.prediction import Prediction
 
@@ -40,48 +48,47 @@ JOIN = 10.0
 _running: weakref.WeakKeyDictionary[threading.Thread, weakref.ref[Worker]] = weakref.WeakKeyDictionary()
 """Threads of engines, until they are gone."""
 
-Message = tuple[Callable[[Any], None], Any] | None
-"""A method of the worker and its argument. None ends the thread when nothing is left to do."""
+Message = tuple[Callable[..., object], tuple[Any, ...]] | None
+"""A method of the worker and its arguments. None ends the thread when nothing is left to do."""
 
 
 class Worker:
     """Runs jobs in its thread, which calls :meth:`run`.
 
-    Other threads call only :meth:`post`, :meth:`cancel` and :meth:`run_alone`.
+    Other threads call only :meth:`post`, :meth:`wake`, :meth:`cancel` and :meth:`run_alone`.
 
     Args:
+        release: Called with calls that are done or whose callers have left, some of them twice.
         rounds: The backend.
-        make: Makes predictions, as for ``Batcher``.
-        decide: Applies the thresholds of single images, as for ``Batcher``.
+        make_predictions, apply_thresholds: As for ``Batcher``.
         count: Number of rounds.
         batch: The largest batch.
-        release: Called with calls that are done or whose callers have left, some of them twice.
     """
 
     def __init__(
         self,
-        rounds: RoundBackend,
-        make: Make,
-        decide: Decide,
+        release: Callable[[Call], None],
         *,
+        rounds: RoundBackend,
+        make_predictions: MakePredictions,
+        apply_thresholds: ApplyThresholds,
         count: int,
         batch: int,
-        release: Callable[[Call], None],
     ) -> None:
         self.rounds, self.batch, self._release = rounds, batch, release
-        self._make, self._decide = make, decide
+        self._make_predictions, self._apply_thresholds = make_predictions, apply_thresholds
         self.totals = Totals([0] * count, [0] * count)
         self.cancelled = 0
         """Images whose caller left before they had an answer."""
         self.inbox: SimpleQueue[Message] = SimpleQueue()
         self._turn = threading.Lock()
-        """Whoever holds it uses batcher and backend."""
+        """The thread that holds it uses batcher and backend."""
         self._wants_turn = False  # the thread has something to do
         self.alone: int | None = None
         """The thread of a caller that computes its images itself."""
         self._leaving: deque[Job] = deque()  # jobs whose callers have left
         self._queue: deque[Portion] = deque()
-        self._streams: deque[Stream] = deque()
+        self.streams: deque[Stream] = deque()
         self._fed: list[Portion] = []  # by number, as the batcher knows their images
         self._firsts: list[int] = []
         self._next = 0
@@ -89,17 +96,23 @@ class Worker:
         self._observer: Observer | None = None
         self._has_warned = self._ends = self._is_exiting = False
 
-    def post(self, method: Callable[[Any], None], argument: Any = None) -> None:
+    def post(self, method: Callable[..., object], *arguments: Any) -> None:
         """Have the thread call a method of the worker."""
-        self.inbox.put((method, argument))
+        self.inbox.put((method, arguments))
+
+    def wake(self) -> None:
+        """Have the thread look for cancelled jobs and for images of streams."""
+        self.post(self._drop_cancelled)
 
     def cancel(self, job: Job) -> None:
         """No image of the job starts another round. Takes no lock for a stream: garbage collection may call this."""
+        if job.is_done:
+            return
         job.is_wanted = False
         if isinstance(job, Call):
             self._release(job)  # now: a round may run for long
         self._leaving.append(job)
-        self.post(self.look)
+        self.wake()
 
     def run_alone(self, portion: Portion) -> bool:
         """Compute all images of a call in the thread of its caller; False if the engine has something else to do.
@@ -111,7 +124,7 @@ class Worker:
         job = portion.job
         try:
             self.alone = threading.get_ident()
-            if self._queue or self._fed or self._streams or not self.inbox.empty():
+            if self._queue or self._fed or self.streams or not self.inbox.empty():
                 return False
             with self.rounds.driving():
                 self.add(portion)
@@ -124,7 +137,7 @@ class Worker:
             self.alone = None
             self._turn.release()
         if not job.is_done:
-            self.post(self.look)
+            self.wake()
         return True
 
     def run(self) -> None:
@@ -139,9 +152,12 @@ class Worker:
                         due = self._step(messages)
                     if due is None:
                         break
-                    messages = self._wait(due)
+                    messages = []
+                    if (seconds := due - time.monotonic()) > 0:
+                        with suppress(Empty):
+                            messages = [self.inbox.get(timeout=None if seconds == math.inf else seconds)]
                     self._wants_turn = True
-        except BaseException as error:  # the backend cannot be used at all; nobody shall wait for it
+        except BaseException as error:  # the backend cannot be used; no caller may wait for it
             self._fail_fed(error, self._queue)
             self.end_streams(error)
         self._batcher = None  # it refers to this object
@@ -153,73 +169,78 @@ class Worker:
 
     def _step(self, messages: list[Message]) -> float | None:
         """Handle messages and do one thing. Returns when the next thing is due; None at the end."""
-        for message in messages:
-            self._handle(message)
-        while not self.inbox.empty():
-            self._handle(self.inbox.get())
+        while messages or not self.inbox.empty():
+            message = messages.pop() if messages else self.inbox.get()
+            if message is None:
+                self._ends = True
+            else:
+                method, arguments = message
+                method(*arguments)
         now = time.monotonic()
         if self._work(now):
             return now
         if not self._fed and self._batcher is not None and not self._batcher.is_empty:
             self._batcher.reset()  # images of cancelled jobs
-        if self._ends and not self._fed and not self._streams:
+        if self._ends and not self._fed and not self.streams:
             return None
         return math.inf if self._batcher is None else self._batcher.next_due
-
-    def _wait(self, due: float) -> list[Message]:
-        """The next message, if one arrives in time."""
-        if due == math.inf:
-            return [self.inbox.get()]
-        seconds = due - time.monotonic()
-        if seconds <= 0:
-            return []
-        with suppress(Empty):
-            return [self.inbox.get(timeout=seconds)]
-        return []
 
     def _work(self, now: float) -> bool:
         """Feed images or advance the rounds by one thing; False if there is nothing to do."""
         self._drop_cancelled()
-        if group := self._take():
-            self._feed_all(group)
-            return True
-        return self._advance(now)
-
-    def _handle(self, message: Message) -> None:
-        if message is None:
-            self._ends = True
-        else:
-            method, argument = message
-            method(argument)
+        group = self._take()
+        for portion in group:
+            self._feed(portion)
+        try:
+            if not group:
+                return self._batcher is not None and self._batcher.advance(now)
+            if self._batcher is not None and (self._queue or self.streams):  # more are coming
+                self._batcher.keep_up(time.monotonic())
+        except BaseException as error:
+            self._fail_fed(error)
+        return True
 
     # Messages
 
     def add(self, portion: Portion) -> None:
+        """Images of a call that are opened; those that could not be opened have their answer at once."""
         job = portion.job
         if job.is_wanted:
             self._give(job, portion.failed)
             if len(portion.positions):
                 self._queue.append(portion)
 
-    def add_stream(self, stream: Stream) -> None:
-        self._streams.append(stream)
-
-    def look(self, _: None) -> None:
-        """Look for images of streams and for cancelled jobs, which follows each message."""
-
-    def fail(self, failed: tuple[Job, BaseException]) -> None:
-        """The caller gets this error; the job's images are not run any more."""
-        self._end(*failed)
-
     def end_streams(self, error: BaseException) -> None:
-        for stream in tuple(self._streams):
-            self._end(stream, error)
+        """The callers of open streams get this error."""
+        for stream in tuple(self.streams):
+            self.end(stream, error)
 
     def observe(self, observer: Observer) -> None:
         """Report each batch from now on."""
         self._observer = observer
         if self._batcher is not None:
             self._batcher.observer = observer
+
+    def warm_up(self, call: Call, side: int) -> None:
+        """Run each round in each batch size for images of this side, after all images that are in the buffers."""
+        try:
+            batcher = self._batcher_for(side)
+            batcher.flush()
+            for s, buffer in [(s, buffer) for s, buffers in enumerate(batcher.buffers) for buffer in buffers]:
+                for size in sorted(self.rounds.sizes or (1,), reverse=True):
+                    if size > self.batch:
+                        continue
+                    try:
+                        self.rounds.run(s, buffer, 0, size).answers()
+                    except self.rounds.out_of_memory:
+                        if size == 1:
+                            raise
+                        self.rounds.shrink()
+                        self._shrunk(size // 2)
+                        batcher.largest = self.batch
+            self._give(call, ([0], [Prediction.failed("")]))
+        except BaseException as error:  # concerns this call only
+            self.end(call, error)
 
     # Images go to the batcher
 
@@ -229,7 +250,7 @@ class Worker:
             job = self._leaving.popleft()
             if not job.is_done:
                 self.cancelled += job.missing if isinstance(job, Call) else sum(portion.left for portion in job.fed)
-                self._end(job)
+                self.end(job)
 
     def _take(self) -> list[Portion]:
         """The portions to feed next: at most a batch of calls, and a portion of one stream."""
@@ -238,12 +259,12 @@ class Worker:
         while self._queue and count < self.batch:
             group.append(self._queue.popleft())
             count += len(group[-1].positions)
-        for stream in tuple(self._streams):
+        for stream in tuple(self.streams):
             portion = self._pull(stream)
             if portion is not None:
                 group.append(portion)
-                self._streams.remove(stream)  # the others are next
-                self._streams.append(stream)
+                self.streams.remove(stream)  # the others are next
+                self.streams.append(stream)
                 break
         if len(group) > 1 and self._batcher is not None:
             side = self._batcher.side
@@ -254,14 +275,14 @@ class Worker:
         """The next images of a stream, if there are any and its consumer is not too far behind."""
         while not stream.has_ended:
             stream.is_held = True  # before the consumer's count is read, so that no message is missed
-            if stream.entered - stream.returned > self._most_held():
+            if stream.entered - stream.returned > HELD_BATCHES * self.batch:
                 return None
             stream.is_held = False
             item = stream.source.poll()
             if item is None:
                 return None
             if isinstance(item, Raised):
-                self._end(stream, item.error)
+                self.end(stream, item.error)
                 return None
             if item is Prefetcher.END:
                 stream.has_ended = True
@@ -275,62 +296,37 @@ class Worker:
             if len(portion.positions):
                 return portion
         if not stream.fed:
-            self._end(stream)
+            self.end(stream)
         return None
 
-    def _most_held(self) -> int:
-        """The most images of a stream in progress before it is expedited."""
-        return HELD_BATCHES * (self.batch if self._batcher is None else self._batcher.capacity)
-
     def _expedite(self, stream: Stream) -> None:
+        """The images of a stream that are in the batcher are due now."""
         for portion in stream.fed:
             assert self._batcher is not None
             self._batcher.expedite(portion.first, portion.end)
 
-    def _feed_all(self, group: Sequence[Portion]) -> None:
-        for portion in group:
-            try:
-                self._feed(portion)
-            except BaseException as error:  # the others of the group go on
-                self._fail_fed(error, [portion])
-        if self._batcher is not None and (self._queue or self._streams):  # more are coming
-            try:
-                self._batcher.run_overtaken(time.monotonic())
-                self._batcher.deliver_finished()
-            except BaseException as error:
-                self._fail_fed(error)
-
-    def _advance(self, now: float) -> bool:
-        """Advance the rounds by one thing; False if there is nothing to do."""
-        try:
-            return self._batcher is not None and self._batcher.advance(now)
-        except BaseException as error:
-            self._fail_fed(error)
-            return True
-
     def _feed(self, portion: Portion) -> None:
+        """Give images to the batcher, under the next numbers."""
         job = portion.job
         if not job.is_wanted:
             return
         try:
             batcher = self._batcher_for(portion.side)
-            if portion.work is not None:
-                batcher.flush()
-                portion.work(batcher)
-                self._give(job, (portion.positions.tolist(), [Prediction.failed("")]))
-                return
             pixels, portion.sent = self.rounds.receive(portion.sent), None
         except BaseException as error:  # concerns this job only
-            self._end(job, error)
+            self.end(job, error)
             return
         portion.first, portion.left = self._next, len(portion.positions)
         self._next = portion.end
         self._fed.append(portion)
         self._firsts.append(portion.first)
         job.fed.append(portion)
-        batcher.feed(pixels, np.arange(portion.first, portion.end), job.due(), job.threshold)
-        if isinstance(job, Stream) and job.entered - job.returned > self._most_held():
-            self._expedite(job)
+        try:
+            batcher.feed(pixels, np.arange(portion.first, portion.end), job.due(), job.threshold)
+            if isinstance(job, Stream) and job.entered - job.returned > HELD_BATCHES * self.batch:
+                self._expedite(job)
+        except BaseException as error:
+            self._fail_fed(error)
 
     def _batcher_for(self, side: int) -> Batcher:
         """The batcher for images of this side, after all images of another side."""
@@ -341,13 +337,21 @@ class Worker:
                 self._fail_fed(error)
             self._batcher = None  # its buffers are freed first
             self.rounds.shrink()  # and what was built on them
-        if self._batcher is None:
+        while self._batcher is None:
+            try:
+                buffers = [self.rounds.make_buffers(s, self.batch, side) for s in range(len(self.totals.images))]
+            except self.rounds.out_of_memory:
+                if self.batch == 1:
+                    raise
+                self.rounds.shrink()
+                self._shrunk(self.batch // 2)
+                continue
             self._batcher = Batcher(
                 self.rounds,
-                self._make_buffers(side),
+                buffers,
                 largest=self.batch,
-                decide=self._decide,
-                make=self._make,
+                apply_thresholds=self._apply_thresholds,
+                make_predictions=self._make_predictions,
                 deliver=self._deliver,
                 shrunk=self._shrunk,
                 before_round=self._drop_cancelled,
@@ -356,38 +360,12 @@ class Worker:
             )
         return self._batcher
 
-    def _make_buffers(self, side: int) -> list[list[RoundBuffer]]:
-        while True:
-            try:
-                return [self.rounds.make_buffers(s, self.batch, side) for s in range(len(self.totals.images))]
-            except self.rounds.out_of_memory:
-                if self.batch == 1:
-                    raise
-                self.rounds.shrink()
-                self._shrunk(self.batch // 2)
-
-    def run_each_size(self, batcher: Batcher) -> None:
-        places = [(s, buffer) for s, buffers in enumerate(batcher.buffers) for buffer in buffers]
-        for s, buffer in places:
-            for size in sorted(self.rounds.sizes or (1,), reverse=True):
-                if size > self.batch:
-                    continue
-                try:
-                    self.rounds.run(s, buffer, 0, size).answers()
-                except self.rounds.out_of_memory:
-                    if size == 1:
-                        raise
-                    self.rounds.shrink()
-                    self._shrunk(size // 2)
-                    batcher.largest = self.batch
-
     def _shrunk(self, largest: int) -> None:
         """Memory ran out: batches are smaller from now on."""
         self.batch = largest
         if not self._has_warned:
             self._has_warned = True
-            text = "memory ran out; the engine continues with smaller batches, see engine.batch."
-            warnings.warn(text, MemoryWarning, stacklevel=2)
+            warnings.warn(SMALLER_BATCHES, MemoryWarning, stacklevel=2)
 
     # Predictions and errors go to the callers
 
@@ -416,17 +394,17 @@ class Worker:
         if isinstance(job, Stream):
             job.ready.put(chunk)
             if job.has_ended and not job.fed:
-                self._end(job)
+                self.end(job)
             return
         assert isinstance(job, Call)
         for position, prediction in zip(*chunk):
             job.results[position] = prediction
         job.missing -= len(chunk[0])
         if not job.missing:
-            self._end(job)
+            self.end(job)
 
-    def _end(self, job: Job, error: BaseException | None = None) -> None:
-        """The job is done; images that are left are dropped."""
+    def end(self, job: Job, error: BaseException | None = None) -> None:
+        """The job is done, and its caller gets the error if there is one. Images that are left are dropped."""
         if job.is_done:
             return
         job.is_done, job.is_wanted, job.error = True, False, error
@@ -437,7 +415,7 @@ class Worker:
             self._batcher.cancel(portion.first, portion.end)
         job.fed.clear()
         if isinstance(job, Stream):
-            self._streams.remove(job)
+            self.streams.remove(job)
         elif isinstance(job, Call):
             if job.missing:
                 self._queue = deque(portion for portion in self._queue if portion.job is not job)
@@ -457,7 +435,7 @@ class Worker:
         if self._batcher is not None:
             self._batcher.reset()
         for job in jobs:
-            self._end(job, error)
+            self.end(job, error)
 
 
 @atexit.register
@@ -466,5 +444,5 @@ def _end_threads() -> None:
     for thread, worker in tuple(_running.items()):
         if (alive := worker()) is not None:
             alive.end_now()
-        del alive  # the thread shall free it
+        del alive  # so that the thread frees it
         thread.join(JOIN)

@@ -173,7 +173,7 @@ def check_model(model: str | os.PathLike[str] | None, threshold: ThresholdLike |
     source = open_source(model)
     limit = find_threshold(threshold, source)
     if isinstance(limit, Setting):
-        check_setting(limit, source, precision=source.precision_of(precision))
+        check_setting(limit, source, precision=source.precision or precision)
     return len(source.config.rounds)
 
 

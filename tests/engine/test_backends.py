@@ -54,7 +54,6 @@ def facts(predictions):
     return [(one.index, one.label, one.exit_round, one.gmacs, one.abstained, one.error) for one in predictions]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_export_answers_as_the_model_does(model, images, threshold, folder, backend):
     expected = Engine(model, threshold, batch=16).classify(images)
@@ -69,7 +68,6 @@ def test_an_export_answers_as_the_model_does(model, images, threshold, folder, b
     assert {one.exit_round for one in other} == {1}
 
 
-@pytest.mark.slow
 def test_a_model_may_be_run_by_another_backend_on_the_spot(model, images, threshold):
     expected = Engine(model, threshold).classify(images)
     engine = Engine(model, threshold, backend="openvino", threads=1)
@@ -86,12 +84,6 @@ def test_learned_routers_and_abstention_work_on_graphs(model, images, folder):
     assert 0 < sum(one.abstained for one in found) < 60
 
 
-def test_an_exports_own_threshold_is_for_entropies_alone(folder):
-    with pytest.raises(ValueError, match="needs a threshold"):
-        Engine(folder, router=made_router())
-
-
-@pytest.mark.slow
 def test_a_setting_travels_with_the_export(model, images, threshold, tmp_path):
     setting = setting_of(model, threshold=threshold)
     export(model, tmp_path / "export", threshold=setting)
@@ -101,26 +93,30 @@ def test_a_setting_travels_with_the_export(model, images, threshold, tmp_path):
     assert facts(found) == facts(Engine(model, threshold).classify(images))
 
 
-@pytest.mark.slow
 def test_a_certificate_for_fp32_does_not_hold_for_bf16_graphs(model, tmp_path):
     export(model, tmp_path / "export", threshold=setting_of(model))
     with contextlib.suppress(ValueError), pytest.warns(SettingWarning, match="other precision: the certificate"):
         Engine(tmp_path / "export", backend="openvino", precision="bf16")  # refused where the CPU has no bf16
 
 
-def test_what_graphs_cannot_do_is_refused(model, folder, images, tmp_path):
-    larger = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
-    cases = [
-        (lambda: Engine(folder, backend="torch"), "torch runs models, not graphs"),
-        (lambda: Engine(folder, device="cuda"), "on the CPU, not on cuda"),
-        (lambda: Engine(folder, kernels="plain"), "an option of torch"),
-        (lambda: Engine(folder, precision="bf16"), "bf16"),
-        (lambda: Engine(folder).classify(larger), "not 64; crop or resize them first"),
-        (lambda: Engine(folder, (0.1, 0.2)), "so 1 for 2 rounds, not 2"),
-    ]
-    for make, match in cases:
-        with pytest.raises(ValueError, match=match):
-            make()
+LARGER = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda folder: Engine(folder, backend="torch"), "torch runs models, not graphs"),
+        (lambda folder: Engine(folder, device="cuda"), "on the CPU, not on cuda"),
+        (lambda folder: Engine(folder, kernels="plain"), "an option of torch"),
+        (lambda folder: Engine(folder, precision="bf16"), "bf16"),
+        (lambda folder: Engine(folder).classify(LARGER), "not 64; crop or resize them first"),
+        (lambda folder: Engine(folder, (0.1, 0.2)), "so 1 for 2 rounds, not 2"),
+        (lambda folder: Engine(folder, router=made_router()), "needs a threshold"),  # the export's is for entropies
+    ],
+)
+def test_what_graphs_cannot_do_is_refused(folder, make, match):
+    with pytest.raises(ValueError, match=match):
+        make(folder)
 
 
 def run_without_torch(code, *arguments):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from progresvit.engine.batcher import OVERTAKEN, Batcher, Totals
-from progresvit.engine.buffers import RoundBuffer, batch_sizes, padded_size, power_sizes
+from progresvit.engine.buffers import RoundBuffer, batch_size, padded_size, power_sizes
 from progresvit.engine.prediction import Prediction
 from progresvit.routing.decide import Answers
 
@@ -117,8 +117,8 @@ def make_batcher(rounds, capacity, paper=None, **options):
         paper,
         buffers,
         largest=capacity,
-        decide=keep_decisions,
-        make=results,
+        apply_thresholds=keep_decisions,
+        make_predictions=results,
         deliver=found.add,
         shrunk=shrunk.append,
         before_round=lambda: None,
@@ -179,9 +179,9 @@ def act(batcher, action):
     elif action == "advance":
         advance(batcher)
     elif action == "deliver":
-        batcher.deliver_finished()
+        batcher.keep_up(-np.inf)
     elif action == "overtaken":
-        batcher.run_overtaken(0.0)
+        batcher.keep_up(0.0)
 
 
 class WatchedRounds(PaperRounds):
@@ -245,7 +245,7 @@ def test_cancelled_images_start_no_further_round_and_harm_no_other(pattern, capa
 def test_cancelled_images_are_removed_from_the_buffers_in_which_they_wait():
     batcher, paper, found, _ = make_batcher(2, 4)
     feed(batcher, [1, 1, 0, 0])  # a full batch
-    batcher.deliver_finished()
+    batcher.keep_up(-np.inf)
     assert (batcher.buffers[1][0].numbers == [0, 1]).all()
     batcher.cancel(0, 1)
     feed(batcher, [1, 1, 1, 1], first=4)  # it has run when these are cancelled
@@ -273,7 +273,7 @@ def test_later_rounds_run_full_batches():
     rng = np.random.default_rng(0)
     for number in range(100):
         feed(batcher, rng.integers(0, 3, 5), first=5 * number)
-        batcher.deliver_finished()
+        batcher.keep_up(-np.inf)
     assert all(set(run) == {8} for run in paper.batches)
     batcher.flush()
     assert all(set(run[:-2]) == {8} for run in paper.batches)  # what is left makes another full one at most
@@ -292,10 +292,10 @@ def test_only_images_that_are_due_run_in_batches_that_are_not_full():
     assert sorted(found) == [0, 1, 2]
 
 
-def test_images_that_shall_hurry_are_due_wherever_they_are():
+def test_expedited_images_are_due_wherever_they_are():
     batcher, paper, found, _ = make_batcher(2, 2)
     feed(batcher, [1, 0, 1], due=np.inf)
-    batcher.deliver_finished()
+    batcher.keep_up(-np.inf)
     batcher.expedite(0, 1)
     advance(batcher, now=0.0)
     assert sorted(found) == [0, 1]
@@ -330,8 +330,7 @@ def test_images_that_are_due_let_a_few_batches_pass_and_no_more():
     for number in range(1, OVERTAKEN + 1):
         assert paper.batches[1] == []
         feed(batcher, [0, 0], first=2 * number, due=0.0)
-        batcher.run_overtaken(1.0)
-        batcher.deliver_finished()
+        batcher.keep_up(1.0)
     assert paper.batches[1] == [1]
 
 
@@ -348,11 +347,11 @@ def test_exits_are_delivered_before_a_later_round_starts():
     assert paper.batches == [[4], [2]]
     batcher, paper, found, _ = make_batcher(2, 2, Patient(2))  # the second buffer is full at once
     feed(batcher, [1, 0], due=np.inf)
-    batcher.deliver_finished()
+    batcher.keep_up(-np.inf)
     found.clear()
     found.update({2: None, 3: None})
     feed(batcher, [1, 1], first=4, due=np.inf)
-    batcher.deliver_finished()
+    batcher.keep_up(-np.inf)
     assert paper.batches[1] == [2]
 
 
@@ -393,6 +392,14 @@ def test_not_even_one_image_fits():
     batcher, _, _, _ = make_batcher(1, 4, memory=0)
     with pytest.raises(MemoryError, match="not enough memory for a single image"):
         feed(batcher, [0] * 4)
+
+
+def batch_sizes(count, largest, sizes):
+    """The sizes of all batches in which images run."""
+    batches = []
+    while sum(batches) < count:
+        batches.append(batch_size(count - sum(batches), largest, sizes))
+    return batches
 
 
 @given(st.integers(0, 3000), st.integers(1, 600), st.booleans())

@@ -1,4 +1,4 @@
-"""Features of many files in a table: resumed without doubles or holes, and the neighbours of every image."""
+"""Features of many files in a table: a resumed run duplicates and misses no row, and neighbours of every image."""
 
 import json
 
@@ -10,7 +10,7 @@ import torch
 from progresvit.data.crop import describe_preprocessing
 from progresvit.data.dataset import find_unlabelled
 from progresvit.engine import EmbeddingEngine, embed_files
-from progresvit.engine.embed_files import KEY, find_neighbours
+from progresvit.engine.embed_files import FEATURES_KEY, find_neighbours
 from progresvit.engine.embed_files import embed_files as embed
 from progresvit.io.resumable import ResumableTable
 from progresvit.io.weights import weights_hash
@@ -63,7 +63,7 @@ def test_the_table_holds_the_features_of_the_engine_and_how_they_were_made(model
             np.testing.assert_allclose(found["features"], expected.features, atol=1e-5)
         else:
             assert found["features"] is None
-    assert json.loads(table.schema.metadata[KEY]) == {
+    assert json.loads(table.schema.metadata[FEATURES_KEY]) == {
         "weights": weights_hash(model),
         "round": 1,
         "pool": pool,
@@ -146,16 +146,6 @@ def test_features_of_another_model_round_or_pooling_are_neither_mixed_in_nor_rep
     with pytest.raises(ValueError, match="already exists; pass overwrite=True"):
         embed(EmbeddingEngine(model), images, out)
     assert embed(EmbeddingEngine(other), images.subset(range(3)), out, overwrite=True).images == 3
-
-
-def test_damaged_parts_are_made_again(model, folder, tmp_path, small_parts, monkeypatch):
-    images, out = find_unlabelled(folder), tmp_path / "f.parquet"
-    begun(EmbeddingEngine(model), images, out, monkeypatch)
-    part = tmp_path / "f.parquet.parts" / "000002.parquet"
-    part.write_bytes(part.read_bytes()[:-100])
-    embed(EmbeddingEngine(model), images, out)
-    embed(EmbeddingEngine(model), images, tmp_path / "whole.parquet")
-    assert pq.read_table(out).equals(pq.read_table(tmp_path / "whole.parquet"))
 
 
 @pytest.mark.parametrize("k", [1, 5, IMAGES - 2])

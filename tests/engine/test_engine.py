@@ -1,13 +1,14 @@
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-import progresvit
 from progresvit import compute
 from progresvit.data import evaluation_transform
+from progresvit.data.transforms import normalise
 from progresvit.engine import Engine, backends
 from progresvit.engine.fold import FoldedRound
 from progresvit.model import ProgResViT
@@ -26,11 +27,6 @@ def model(small_config, randomize):
 def images():
     torch.manual_seed(5)
     return torch.randint(0, 256, (40, 3, 32, 32), dtype=torch.uint8)
-
-
-def normalise(images, config):
-    mean, std = (torch.tensor(values)[:, None, None] for values in (config.mean, config.std))
-    return (images.float() / 255 - mean) / std
 
 
 def all_rounds(model, images):
@@ -160,38 +156,46 @@ def test_a_setting_for_a_router_needs_that_router(model):
         Engine(model, setting_of(model), router=router)
 
 
-def test_bad_input_is_refused(model, images, tmp_path, small_config):
-    cases = [
-        (lambda: Engine(model, -0.5), "0 .* or more, not -0.5"),
-        (lambda: Engine(model, (0.1, 0.2)), "so 1 for 2 rounds, not 2"),
-        (lambda: Engine(model, 0.5, batch=0), "batch must be at least 1, got 0"),
-        (lambda: Engine(model, 0.5, precision="fp16"), "fp16 needs a CUDA device"),
-        (lambda: Engine(model, 0.5, temperatures=(1.0,)), "2 numbers above 0"),
-        (lambda: Engine(model, 0.5, workers=0), "workers must be at least 1, got 0"),
-        (lambda: Engine(model, 0.5, threads=0), "threads must be at least 1, got 0"),
-        (lambda: Engine(model, 0.5, temperatures=(1.0, 0.0)), "2 numbers above 0"),
-        (lambda: Engine(model, 0.5, abstain=-1), "0 or more"),
-        (lambda: Engine(model, tmp_path / "none.json"), "no setting at"),
-        (lambda: Engine(model, setting_of(model, rounds=3)), "for a model of 3 rounds and this one has 2"),
-        (lambda: Engine(ProgResViT(small_config.replace(num_classes=0)), 0.5), "has no head"),
-        (lambda: Engine(model, 0.5).classify(images.float()), "uint8"),
-        (lambda: Engine(model, 0.5).classify([3]), "or a PIL image, not int"),
-        (lambda: Engine(model), "needs a threshold"),
-        (lambda: Engine(model, 0.5, backend="tflite"), "unknown backend 'tflite'; choose one of torch"),
-        (lambda: Engine(model, 0.5, kernels="fused"), "for a GPU, not for cpu"),
-        (lambda: Engine(model, 0.5, kernels="fast"), "choose one of fused, plain"),
-        (lambda: Engine(model, 0.5, precision="fp8"), "fp8 needs a GPU"),
-        (lambda: Engine(model, 0.5, precision="fp4"), "unknown precision 'fp4'"),
-        (lambda: Engine(model, 0.5).classify(images[..., :30]), r"r at least 32, .* shape \(40, 3, 32, 30\)"),
-    ]
-    for make, match in cases:
-        with pytest.raises(ValueError, match=match):
-            make()
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda model: Engine(model, -0.5), "0 .* or more, not -0.5"),
+        (lambda model: Engine(model, (0.1, 0.2)), "so 1 for 2 rounds, not 2"),
+        (lambda model: Engine(model, 0.5, precision="fp16"), "fp16 needs a CUDA device"),
+        (lambda model: Engine(model, 0.5, temperatures=(1.0,)), "2 numbers above 0"),
+        (lambda model: Engine(model, 0.5, temperatures=(1.0, 0.0)), "2 numbers above 0"),
+        (lambda model: Engine(model, 0.5, abstain=-1), "0 or more"),
+        (lambda model: Engine(model, "missing/none.json"), "no setting at"),
+        (lambda model: Engine(model, setting_of(model, rounds=3)), "for a model of 3 rounds and this one has 2"),
+        (lambda model: Engine(ProgResViT(model.config.replace(num_classes=0, labels=None)), 0.5), "has no head"),
+        (lambda model: Engine(model, 0.5, top_k=13), "top_k must be at most 12, the classes of the model, got 13"),
+        (lambda model: Engine(model, 0.5).classify([3]), "or a PIL image, not int"),
+        (lambda model: Engine(model, 0.5).classify("cat.jpg"), r"classify\(\[image\]\)"),
+        (lambda model: Engine(model, 0.5).classify(Path("cat.jpg")), r"classify\(\[image\]\)"),
+        (lambda model: Engine(model, 0.5).classify(Image.new("RGB", (40, 40))), r"classify\(\[image\]\)"),
+        (lambda model: Engine(model), "needs a threshold"),
+        (lambda model: Engine(model, 0.5, backend="tflite"), "unknown backend 'tflite'; choose one of torch"),
+        (lambda model: Engine(model, 0.5, kernels="fused"), "for a GPU, not for cpu"),
+        (lambda model: Engine(model, 0.5, kernels="fast"), "choose one of fused, plain"),
+        (lambda model: Engine(model, 0.5, precision="fp8"), "fp8 needs a GPU"),
+        (lambda model: Engine(model, 0.5, precision="fp4"), "unknown precision 'fp4'"),
+    ],
+)
+def test_bad_input_is_refused(model, make, match):
+    with pytest.raises(ValueError, match=match):
+        make(model)
 
 
-def test_the_engine_is_at_the_front_door():
-    assert progresvit.Engine is Engine
-    assert progresvit.Prediction.__name__ == "Prediction"
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda images: images.float(), "uint8"),
+        (lambda images: images[..., :30], r"r at least 32, .* shape \(40, 3, 32, 30\)"),
+    ],
+)
+def test_other_tensors_than_square_bytes_are_refused(model, images, change, match):
+    with pytest.raises(ValueError, match=match):
+        Engine(model, 0.5).classify(change(images))
 
 
 def test_temperatures_change_no_answer_in_bfloat16(model, images, monkeypatch):
@@ -220,12 +224,6 @@ def test_a_router_of_another_model_warns(model):
 @pytest.mark.parametrize("abstain", [np.float32(0.5), torch.tensor(0.5), 1])
 def test_any_number_will_do_to_abstain_by(model, abstain):
     assert Engine(model, 0.5, abstain=abstain).policy.abstention.entropy == float(abstain)
-
-
-def test_one_image_belongs_into_a_list(model, tmp_path):
-    for one in ("cat.jpg", tmp_path / "cat.jpg", Image.new("RGB", (40, 40))):
-        with pytest.raises(ValueError, match=r"classify\(\[image\]\)"):
-            Engine(model, 0.5).classify(one)
 
 
 def test_an_engine_has_routers_of_its_own(model, images):

@@ -24,8 +24,8 @@ import progresvit
 from progresvit.data.dataset import Entries, Entry, find_listed, find_unlabelled, unlabelled
 from progresvit.data.timm_dataset import ReaderDataset
 from progresvit.engine import Engine, predict_files
+from progresvit.engine.files import Shard, input_batches, listing_hash
 from progresvit.engine.images import UnreadImage
-from progresvit.engine.listing import Shard, input_batches, listing_hash
 from progresvit.engine.predict_files import classify_files
 from progresvit.engine.prediction import Prediction
 from progresvit.io import files
@@ -118,7 +118,7 @@ def kill_at(moment, monkeypatch):
 
 
 @pytest.mark.parametrize("shard", [None, Shard(2, 3)])
-def test_a_kill_between_any_two_changes_of_files_leaves_neither_double_nor_hole(folder, tmp_path, monkeypatch, shard):
+def test_a_kill_between_any_two_changes_of_files_duplicates_and_loses_no_row(folder, tmp_path, monkeypatch, shard):
     dataset = find_unlabelled(folder)
     classify_files(Answering(), dataset, tmp_path / "whole.parquet", shard=shard)
     whole = (tmp_path / "whole.parquet") if shard is None else shard.path(tmp_path / "whole.parquet")
@@ -395,19 +395,6 @@ def test_memory_does_not_grow_with_the_number_of_images(tmp_path, monkeypatch):
     peak(few, tmp_path / "warm.parquet")
     growth = peak(many, tmp_path / "many.parquet") - peak(few, tmp_path / "few.parquet")
     assert growth / (len(many) - len(few)) < 20  # bytes for an image; a row alone takes hundreds
-
-
-def test_progress_begins_with_what_a_resumed_run_finds(folder, tmp_path, monkeypatch):
-    dataset, calls = find_unlabelled(folder), []
-    with monkeypatch.context() as patch:
-        kill_at(20, patch)
-        with pytest.raises(Killed):
-            classify_files(Answering(), dataset, tmp_path / "r.parquet")
-    kept = len(list((tmp_path / "r.parquet.parts").glob("0*.parquet")))
-    assert kept > 1
-    classify_files(Answering(), dataset, tmp_path / "r.parquet", progress=lambda *done: calls.append(done))
-    assert calls[0] == (kept * PART, FILES)
-    assert calls[-1] == (FILES, FILES)
 
 
 def test_batches_name_the_files_that_others_read_unless_the_dataset_reads_itself(folder):

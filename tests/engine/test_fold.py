@@ -4,8 +4,8 @@ import torch
 from progresvit.config import ModelConfig, make_rounds, plain_vit
 from progresvit.engine.fold import FoldedRound, fold, fold_features
 from progresvit.model import ProgResViT
+from tests.engine.conftest import SMALL
 
-SMALL = {"heads": 3, "depth": 2, "patch_size": 8, "num_classes": 12}
 CONFIGS = {
     "two rounds": ModelConfig(rounds=make_rounds([16, 32], [1, 3]), **SMALL),
     "three rounds": ModelConfig(rounds=make_rounds([16, 24, 32], [1, 2, 3]), **SMALL),

@@ -9,6 +9,7 @@ from progresvit.config import ModelConfig, make_rounds, plain_vit
 from progresvit.data.transforms import normalise
 from progresvit.engine.fold import fold
 from progresvit.model import ProgResViT
+from tests.engine.conftest import SMALL
 from tests.interpreter import interpret, report
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -19,7 +20,6 @@ TINY_CONFIGS = {
     "same resolution": ModelConfig(rounds=make_rounds([16, 16], [1, 2]), **TINY),
     "patches of 6": ModelConfig(rounds=make_rounds([12, 18], [1, 2]), heads=2, depth=1, patch_size=6, num_classes=12),
 }
-SMALL = {"heads": 3, "depth": 2, "patch_size": 8, "num_classes": 12}
 CONFIGS = {
     "two rounds": ModelConfig(rounds=make_rounds([16, 32], [1, 3]), **SMALL),
     "three rounds": ModelConfig(rounds=make_rounds([16, 24, 32], [1, 2, 3]), **SMALL),

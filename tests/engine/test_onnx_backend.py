@@ -127,7 +127,7 @@ def test_missing_and_foreign_graphs_are_refused(exports, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_graph_with_other_inputs_or_no_graph_is_refused_even_with_the_right_hash(exports, tmp_path):
+def test_a_graph_with_other_inputs_or_another_file_is_refused_even_with_the_right_hash(exports, tmp_path):
     folder = shutil.copytree(exports("two rounds"), tmp_path / "copy")
     for content, match in (
         ((exports("three rounds") / "round2.onnx").read_bytes(), "another graph: its outputs are"),
@@ -143,23 +143,26 @@ def test_a_graph_with_other_inputs_or_no_graph_is_refused_even_with_the_right_ha
                 GraphRounds(folder, backend=backend)
 
 
-def test_wrong_arrays_are_refused(exports):
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (lambda pixels, tokens: (2, pixels), "rounds 0 to 1"),
+        (lambda pixels, tokens: (-1, pixels), "rounds 0 to 1"),
+        (lambda pixels, tokens: (0, pixels.astype(np.float32)), r"uint8 of shape \(B, 3, 32, 32\), not float32"),
+        (lambda pixels, tokens: (0, pixels[..., :30]), "crop images"),
+        (lambda pixels, tokens: (0, pixels[:0]), "uint8 of shape"),
+        (lambda pixels, tokens: (0, pixels, tokens), "without tokens"),
+        (lambda pixels, tokens: (1, pixels), "not nothing; take the tokens of round 0"),
+        (lambda pixels, tokens: (1, pixels, tokens[:1]), r"float32 of shape \(B, 5, 64\)"),
+        (lambda pixels, tokens: (1, pixels, tokens.astype(np.float64)), "not float64"),
+    ],
+)
+def test_wrong_arrays_are_refused(exports, arguments, match):
     graphs = GraphRounds(exports("two rounds"), threads=1)
     pixels = random_pixels(CONFIGS["two rounds"], 2)
     _, tokens = graphs.run(0, pixels)
-    for arguments, match in (
-        ((2, pixels), "rounds 0 to 1"),
-        ((-1, pixels), "rounds 0 to 1"),
-        ((0, pixels.astype(np.float32)), r"uint8 of shape \(B, 3, 32, 32\), not float32"),
-        ((0, pixels[..., :30]), "crop images"),
-        ((0, pixels[:0]), "uint8 of shape"),
-        ((0, pixels, tokens), "without tokens"),
-        ((1, pixels), "not nothing; take the tokens of round 0"),
-        ((1, pixels, tokens[:1]), r"float32 of shape \(B, 5, 64\)"),
-        ((1, pixels, tokens.astype(np.float64)), "not float64"),
-    ):
-        with pytest.raises(ValueError, match=match):
-            graphs.run(*arguments)
+    with pytest.raises(ValueError, match=match):
+        graphs.run(*arguments(pixels, tokens))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +181,7 @@ def test_wrong_arrays_are_refused(exports):
         (lambda known: known.update(threshold=-1), "0 .* or more"),
         (lambda known: known.update(temperatures=[1.0]), "2 numbers above 0"),
         (lambda known: known.update(setting={"rule": "budget"}), "setting.threshold: Field required"),
-        (lambda known: known.update(rounds=None), "its rounds are no list"),
+        (lambda known: known.update(rounds=None), "its rounds must be a list"),
     ],
 )
 def test_a_manifest_that_does_not_hold_is_refused(exports, tmp_path, change, match):
@@ -189,7 +192,7 @@ def test_a_manifest_that_does_not_hold_is_refused(exports, tmp_path, change, mat
         Manifest.read(tmp_path)
 
 
-def test_a_manifest_that_is_no_json_is_refused(tmp_path):
+def test_a_manifest_that_is_not_json_is_refused(tmp_path):
     (tmp_path / "export.json").write_text("{")
     with pytest.raises(ValueError, match=r"export\.json: "):
         Manifest.read(tmp_path)

@@ -15,12 +15,12 @@ from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.segmentation.images import evaluation_image
 from progresvit.data.segmentation.windows import WindowOptions, windows_hash
 from progresvit.data.transforms import normalise
-from progresvit.engine import Engine, MemoryWarning, Segmentation, SegmentationEngine, window_batcher
+from progresvit.engine import Engine, MemoryWarning, SegmentationEngine, window_batcher
 from progresvit.engine.window_batcher import WindowBatcher
-from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
 from progresvit.predict.segment import segment_rounds
-from progresvit.routing import Setting, SettingWarning
+from progresvit.routing import SettingWarning
+from tests.factories import setting_of
 
 SMALL = {"depth": 2, "patch_size": 16, "num_classes": 3, "task": "segmentation", "labels": ("sky", "road", "tree")}
 CONFIGS = {
@@ -167,13 +167,13 @@ def test_overlapping_windows_are_averaged(model):
 def batches(monkeypatch):
     """The round and number of windows of every batch that runs."""
     ran = []
-    run = WindowBatcher._run
+    run = SegmentationEngine._run
 
     def counted(self, s, windows, tokens):
         ran.append((s, len(windows)))
         return run(self, s, windows, tokens)
 
-    monkeypatch.setattr(WindowBatcher, "_run", counted)
+    monkeypatch.setattr(SegmentationEngine, "_run", counted)
     return ran
 
 
@@ -314,16 +314,8 @@ def test_images_are_upright_and_rgb(model):
 
 
 def a_setting(model, windows=WindowOptions(), **changes):  # noqa: B008
-    known = {
-        "rule": "near-lossless",
-        "threshold": 0.5,
-        "rounds": 2,
-        "weights": weights_hash(model),
-        "preprocessing": windows_hash(model.config, windows),
-        "precision": "fp32",
-        "n": 100,
-    }
-    return Setting(**(known | changes))
+    fields = {"threshold": 0.5, "preprocessing_sha256": windows_hash(model.config, windows), "n": 100}
+    return setting_of(model, **{"rule": "near-lossless", **fields, **changes})
 
 
 def test_a_setting_holds_for_its_own_weights_windows_and_precision(model, tmp_path):
@@ -346,10 +338,6 @@ def test_a_setting_holds_for_its_own_weights_windows_and_precision(model, tmp_pa
         SegmentationEngine(folder, precision="bf16")
     with pytest.raises(ValueError, match="has no setting 'low'"):
         SegmentationEngine(folder, "low")
-    with pytest.raises(ValueError, match="for a model of 3 rounds"):
-        SegmentationEngine(model, a_setting(model, rounds=3))
-    with pytest.raises(ValueError, match="learned router"):
-        SegmentationEngine(model, a_setting(model, router="abc"))
     setting = a_setting(model)
     with torch.no_grad():
         model.head.bias += 1e-3
@@ -375,24 +363,28 @@ def test_models_of_the_other_task_are_refused_with_a_remedy(model, small_model, 
         export(model, tmp_path / "export")
 
 
-def test_bad_input_is_refused(model):
-    engine = SegmentationEngine(model, 0.5)
-    grey = ProgResViT(model.config.replace(in_channels=1, mean=(0.5,), std=(0.5,)))
-    cases = [
-        (lambda: SegmentationEngine(model, -0.5), "0 .* or more, not -0.5"),
-        (lambda: SegmentationEngine(model, (0.1, 0.2)), "so 1 for 2 rounds, not 2"),
-        (lambda: SegmentationEngine(model, 0.5, batch=0), "batch must be at least 1, got 0"),
-        (lambda: SegmentationEngine(model, 0.5, workers=0), "workers must be at least 1, got 0"),
-        (lambda: SegmentationEngine(model, 0.5, precision="fp16"), "fp16 needs a CUDA device"),
-        (lambda: SegmentationEngine(model, 0.5, precision="fp8"), "unknown precision 'fp8'"),
-        (lambda: SegmentationEngine(grey, 0.5), "3 channels and this model takes 1"),
-        (lambda: engine.segment([3]), "or a PIL image, not int"),
-        (lambda: engine.segment("cat.jpg"), r"segment\(\[image\]\)"),
-        (lambda: engine.segment(Image.new("RGB", (40, 40))), r"segment\(\[image\]\)"),
-    ]
-    for make, match in cases:
-        with pytest.raises(ValueError, match=match):
-            make()
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda model: SegmentationEngine(model, -0.5), "0 .* or more, not -0.5"),
+        (lambda model: SegmentationEngine(model, (0.1, 0.2)), "so 1 for 2 rounds, not 2"),
+        (lambda model: SegmentationEngine(model, 0.5, precision="fp16"), "fp16 needs a CUDA device"),
+        (lambda model: SegmentationEngine(model, 0.5, precision="fp8"), "unknown precision 'fp8'"),
+        (lambda model: SegmentationEngine(grey(model), 0.5), "3 channels and this model takes 1"),
+        (lambda model: SegmentationEngine(model, 0.5).segment([3]), "or a PIL image, not int"),
+        (lambda model: SegmentationEngine(model, 0.5).segment("cat.jpg"), r"segment\(\[image\]\)"),
+        (lambda model: SegmentationEngine(model, 0.5).segment(Image.new("RGB", (40, 40))), r"segment\(\[image\]\)"),
+        (lambda model: SegmentationEngine(model, a_setting(model, rounds=3)), "for a model of 3 rounds"),
+        (lambda model: SegmentationEngine(model, a_setting(model, router="abc")), "learned router"),
+    ],
+)
+def test_bad_input_is_refused(model, make, match):
+    with pytest.raises(ValueError, match=match):
+        make(model)
+
+
+def grey(model):
+    return ProgResViT(model.config.replace(in_channels=1, mean=(0.5,), std=(0.5,)))
 
 
 def test_images_with_broken_logits_run_every_round(model, images):
@@ -417,14 +409,6 @@ def test_what_the_stream_raises_comes_out_and_the_engine_can_be_used_again(model
     stream.close()
 
 
-def test_later_changes_to_the_model_have_no_effect(model, images):
-    engine = SegmentationEngine(model, 0.0)
-    before = engine.segment(images[:2])
-    with torch.no_grad():
-        model.head.weight.zero_()
-    assert all(np.array_equal(one.labels, other.labels) for one, other in zip(engine.segment(images[:2]), before))
-
-
 def test_out_of_memory_halves_the_batch_remembers_it_and_says_so_once(model, images, monkeypatch):
     whole = SegmentationEngine(model, 0.0).segment(images)
     engine = SegmentationEngine(model, 0.0, batch=16)
@@ -445,11 +429,6 @@ def test_out_of_memory_halves_the_batch_remembers_it_and_says_so_once(model, ima
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(engine.segment(images)) == len(images)
-
-
-def test_the_engine_is_at_the_front_door():
-    assert progresvit.SegmentationEngine is SegmentationEngine
-    assert progresvit.Segmentation is Segmentation
 
 
 @pytest.mark.gpu

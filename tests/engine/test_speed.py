@@ -7,7 +7,7 @@ from PIL import Image
 import progresvit
 from progresvit.config import make_rounds
 from progresvit.engine.measurement import Measurement
-from progresvit.engine.speed import EagerRounds, Routed, find_model, load_images, split
+from progresvit.engine.speed import EagerRounds, TimedModel, find_model, load_images, threshold_between
 from progresvit.model import ProgResViT
 
 KINDS = pytest.mark.parametrize("eager", [False, True], ids=["engine", "eager"])
@@ -20,7 +20,7 @@ def folder(small_model, tmp_path):
 
 def routed(folder, *, eager=False, **fields):
     options = {"device": "cpu", "precision": "fp32", "batch": 4, "continuing": 0.664, "count": 40}
-    return Routed(folder, eager=eager, **{**options, **fields})
+    return TimedModel(folder, eager=eager, **{**options, **fields})
 
 
 def shares(subject):
@@ -96,7 +96,8 @@ def test_random_weights_and_images_are_the_same_each_time(small_config):
 
 def test_a_threshold_lies_between_two_entropies():
     entropies = [0.4, 0.1, 0.3, 0.2]
-    assert [split(entropies, share) for share in (0, 0.25, 0.5, 1)] == [math.inf, pytest.approx(0.35), 0.25, 0.0]
+    thresholds = [threshold_between(entropies, share) for share in (0, 0.25, 0.5, 1)]
+    assert thresholds == [math.inf, pytest.approx(0.35), 0.25, 0.0]
 
 
 class Counted:

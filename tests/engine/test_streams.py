@@ -85,7 +85,7 @@ def test_images_of_other_sides_may_follow_each_other(model, images, middling):
     assert [one.index for one in found] == [one.index for some in apart for one in some]
 
 
-def test_nobody_waits_longer_than_the_deadline_even_if_the_loader_does(model, images):
+def test_no_image_waits_longer_than_the_deadline_even_if_the_loader_does(model, images):
     engine = Engine(model, 0.0, batch=64)
     go_on = threading.Event()
 

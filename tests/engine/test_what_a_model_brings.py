@@ -112,11 +112,6 @@ def test_no_class_is_named_where_logits_are_not_finite():
     assert answers.index.tolist() == [1, -1]
 
 
-def test_more_classes_than_there_are_cannot_be_named(small_model):
-    with pytest.raises(ValueError, match="top_k must be at most 12, the classes of the model, got 13"):
-        Engine(small_model, 0.5, top_k=13)
-
-
 @pytest.fixture
 def bundled(folder, monkeypatch):
     """As if the package brought this model under every name."""

@@ -24,9 +24,16 @@ from torch import Tensor, nn
 
 from progresvit.data.crop import preprocessing_hash
 from progresvit.data.transforms import normalise
-from progresvit.engine.backends import check_head
+from progresvit.engine.backends import check_task
 from progresvit.engine.export.int8 import Int8Check, quantise_export
-from progresvit.engine.export.manifest import MANIFEST_FILE, SUFFIXES, Kind, Manifest, graph_files, write_manifest
+from progresvit.engine.export.manifest import (
+    MANIFEST_FILE,
+    SUFFIXES,
+    GraphFormat,
+    Manifest,
+    graph_files,
+    write_manifest,
+)
 from progresvit.engine.fold import FoldedRound, fold
 from progresvit.engine.onnx_backend import choose_backend
 from progresvit.io.extras import not_installed
@@ -36,7 +43,7 @@ from progresvit.io.parse import did_you_mean
 from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
 from progresvit.model.backbone import resizing_matrix
-from progresvit.routing.decide import Threshold, as_thresholds
+from progresvit.routing.decide import as_thresholds
 from progresvit.routing.settings import (
     DEFAULT,
     Setting,
@@ -47,7 +54,7 @@ from progresvit.routing.settings import (
 )
 
 OPSET = 18
-PACKAGES = {"onnx": ("onnx", "onnxscript"), "openvino": ("openvino", "onnx", "onnxscript")}
+CONVERTERS = {"onnx": ("onnx", "onnxscript"), "openvino": ("openvino", "onnx", "onnxscript")}
 """The packages that each format needs."""
 QUANTISERS = {"onnx": ("onnxruntime", "onnx"), "openvino": ("nncf", "nncf")}
 """The package that makes int8 graphs of each format, and its extra."""
@@ -60,7 +67,7 @@ def export(
     model: ProgResViT,
     folder: str | os.PathLike[str],
     *,
-    format: Kind = "onnx",
+    format: GraphFormat = "onnx",
     threshold: float | Sequence[float] | Setting | None = None,
     temperatures: Sequence[float] | None = None,
     int8: Int8Check | None = None,
@@ -86,7 +93,7 @@ def export(
             f"there is no export for {model.config.task}; run the model with progresvit.SegmentationEngine, or "
             "progresvit segment."
         )
-    check_head(model.config)
+    check_task(model.config, "classification", "the export")
     report = progress or (lambda step: None)
     target = Path(os.path.expanduser(folder))
     _check_format(format, int8)
@@ -112,22 +119,16 @@ def export(
                 report(f"round {s + 1} to OpenVINO")
                 _write_openvino(plain / graph_files("onnx", s)[0], staged / graph_files("openvino", s)[0])
         manifest = write_manifest(manifest, staged)
-    caveat = _caveat(manifest)
-    if caveat is not None:
-        warnings.warn(caveat, SettingWarning, stacklevel=2)
+    if manifest.setting is not None:
+        caveat = manifest.setting.caveat(
+            preprocessing_sha256=manifest.preprocessing_sha256,
+            precision=manifest.precision,
+            backend=choose_backend(None, manifest.kind),
+            graphs_sha256=manifest.graphs_sha256,
+        )
+        if caveat is not None:
+            warnings.warn(caveat, SettingWarning, stacklevel=2)
     return manifest
-
-
-def _caveat(manifest: Manifest) -> str | None:
-    """The differences between the export and the calibration of its setting."""
-    if manifest.setting is None:
-        return None
-    return manifest.setting.caveat(
-        preprocessing_sha256=manifest.preprocessing_sha256,
-        precision=manifest.precision,
-        backend=choose_backend(None, manifest.kind),
-        graphs_sha256=manifest.graphs_sha256,
-    )
 
 
 class RoundGraph(nn.Module):
@@ -153,15 +154,19 @@ class RoundGraph(nn.Module):
 
 def _describe(
     model: ProgResViT,
-    format: Kind,
+    format: GraphFormat,
     threshold: float | Sequence[float] | Setting | None,
     temperatures: Sequence[float] | None,
     precision: Any,
 ) -> Manifest:
     """The manifest without the hashes of the files."""
     config, rounds = model.config, len(model.config.rounds)
-    setting = threshold if isinstance(threshold, Setting) else None
-    number = threshold.threshold if isinstance(threshold, Setting) else threshold
+    setting = None
+    if isinstance(threshold, Setting):
+        setting, threshold = threshold, threshold.threshold
+    if threshold is not None:
+        row = as_thresholds([threshold], rounds)[0].tolist()
+        threshold = tuple(row) if np.ndim(threshold) else float(threshold)  # type: ignore[arg-type]  # a number
     manifest = Manifest(
         kind=format,
         config=config,
@@ -169,18 +174,13 @@ def _describe(
         weights_sha256=weights_hash(model),
         preprocessing_sha256=preprocessing_hash(config),
         precision=precision,
-        threshold=None if number is None else _plain_threshold(number, rounds),
+        threshold=threshold,
         setting=setting,
         temperatures=(1.0,) * rounds if temperatures is None else tuple(temperatures),
     )
     if setting is not None:
         setting.check_weights(manifest.weights_sha256)
     return manifest
-
-
-def _plain_threshold(threshold: float | Sequence[float], rounds: int) -> Threshold:
-    row = as_thresholds([threshold], rounds)[0].tolist()
-    return tuple(row) if np.ndim(threshold) else float(threshold)  # type: ignore[arg-type]  # a number
 
 
 def _write_onnx(graph: RoundGraph, path: Path, s: int) -> None:
@@ -241,7 +241,7 @@ def _write_openvino(source: Path, path: Path) -> None:
 def _check_format(format: str, int8: Int8Check | None) -> None:
     if format not in SUFFIXES:
         raise ValueError(f"unknown format {format!r}; {did_you_mean(format, SUFFIXES)}")
-    needed = [(package, format) for package in PACKAGES[format]]
+    needed = [(package, format) for package in CONVERTERS[format]]
     if int8 is not None:
         needed.append(QUANTISERS[format])
     for package, extra in needed:

@@ -145,10 +145,10 @@ def round_feeds(graphs: GraphRounds, batches: Iterable[NDArray[np.uint8]]) -> li
     for pixels in batches:
         tokens = None
         for s, of_round in enumerate(feeds):
-            given: Feed = {"pixels": pixels}
+            batch: Feed = {"pixels": pixels}
             if tokens is not None:
-                given["previous"] = tokens
-            of_round += [{name: value[i : i + 1] for name, value in given.items()} for i in range(len(pixels))]
+                batch["previous"] = tokens
+            of_round += [{name: value[i : i + 1] for name, value in batch.items()} for i in range(len(pixels))]
             _, tokens = graphs.run(s, pixels, tokens)
     if not feeds[0]:
         raise ValueError("none of the images for the ranges of int8 can be read; give others.")
@@ -234,8 +234,8 @@ def _run(graphs: GraphRounds, pixels: NDArray[np.uint8]) -> GraphAnswers:
 
 
 def _compare(plain: NDArray[np.int64], small: NDArray[np.int64], labels: NDArray[np.int64]) -> dict[str, Any]:
-    known = labels != UNLABELLED
-    top1 = [float((index[known] == labels[known]).mean()) if known.any() else None for index in (plain, small)]
+    labelled = labels != UNLABELLED
+    top1 = [float((index[labelled] == labels[labelled]).mean()) if labelled.any() else None for index in (plain, small)]
     return {"top1_fp32": top1[0], "top1_int8": top1[1], "same_answer": float((plain == small).mean())}
 
 

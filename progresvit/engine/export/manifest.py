@@ -27,7 +27,7 @@ MANIFEST_FILE = "export.json"
 FORMAT = "progresvit-export"
 VERSION = 1
 
-Kind = Literal["onnx", "openvino"]
+GraphFormat = Literal["onnx", "openvino"]
 SUFFIXES: Mapping[str, tuple[str, ...]] = {"onnx": (".onnx",), "openvino": (".xml", ".bin")}
 """The files of a round; a backend opens the first."""
 
@@ -41,7 +41,7 @@ def _to_config(value: Any) -> Any:
 class Manifest(Section):
     """The description of an export."""
 
-    kind: Kind
+    kind: GraphFormat
     config: Annotated[InstanceOf[ModelConfig], BeforeValidator(_to_config)]
     files: tuple[dict[str, str], ...]
     """The files of each round, by name, with their SHA-256."""
@@ -53,7 +53,7 @@ class Manifest(Section):
     setting: Setting | None = None
     """The setting of the threshold, if it was calibrated."""
     setting_name: str | None = None
-    """Its name in ``settings/`` of the export, which holds it as long as none was calibrated on the export itself."""
+    """Its name in ``settings/``. A setting of that name that was calibrated on the export itself replaces it."""
     temperatures: tuple[float, ...]
     """The logits of each round are divided by these for the reported probability."""
     int8: dict[str, Any] | None = None
@@ -97,10 +97,6 @@ class Manifest(Section):
             return None
         return hashlib.sha256(json.dumps(self.files, sort_keys=True).encode()).hexdigest()
 
-    def tokens_shape(self, s: int) -> tuple[int, int]:
-        """Tokens and channels that round s, from 0, passes on: (N, d)."""
-        return tokens_shape(self.config, s)
-
     def to_dict(self) -> dict[str, Any]:
         """The content of the file."""
         config, last = self.config, len(self.config.rounds) - 1
@@ -109,7 +105,7 @@ class Manifest(Section):
                 "files": self.files[s],
                 "resolution": round_.resolution,
                 "width": round_.width,
-                "tokens": None if s == last else list(self.tokens_shape(s)),
+                "tokens": None if s == last else list(tokens_shape(config, s)),
                 "cumulative_gmacs": self.gmacs[s],
             }
             for s, round_ in enumerate(config.rounds)
@@ -168,7 +164,7 @@ class Manifest(Section):
             )
         rounds = values.get("rounds")
         if not isinstance(rounds, list):
-            raise ValueError("its rounds are no list.")
+            raise ValueError("its rounds must be a list.")
         files = [round_.get("files") if isinstance(round_, dict) else None for round_ in rounds]
         keys = {file_key(cls, name) for name in cls.model_fields}
         fields = {key: value for key, value in values.items() if key in keys}

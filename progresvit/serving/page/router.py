@@ -32,7 +32,7 @@ from starlette.types import Receive, Scope, Send
 from progresvit.config import ModelConfig
 from progresvit.data.crop import EvaluationCrop
 from progresvit.data.prepare import Plan, prepare
-from progresvit.engine.backends import check_head, check_task
+from progresvit.engine.backends import check_task
 from progresvit.io.model_folder import BUDGETS_FILE
 from progresvit.routing.decide import Threshold
 from progresvit.routing.scores import TOP, top10_entropy
@@ -94,7 +94,6 @@ def page_router(
     """
     config, limits = model.config, limits or Limits()
     check_task(config, "classification", "the page")
-    check_head(config)
     if config.in_channels not in (1, 3):
         raise ValueError(f"the page shows images of 1 or 3 channels and this model takes {config.in_channels}.")
     files = {file: (Path(__file__).parent / file).read_bytes() for file in FILES}

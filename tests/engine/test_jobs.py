@@ -2,20 +2,20 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from progresvit.engine.grouped import GROUP, GroupedOpener
 from progresvit.engine.images import OpenedImages
-from progresvit.engine.scheduler import Call
+from progresvit.engine.jobs import TOGETHER, Call, CallOpener
 
 
 class FakeOpener:
     """Images are numbers; negative ones cannot be opened. Finishing waits until it is released."""
 
     def __init__(self):
-        self.groups, self.may_finish = [], threading.Event()
+        self.groups, self.may_finish, self.plan = [], threading.Event(), SimpleNamespace(pixels=True)
 
     def prepare(self, images):
         if "wrong" in images:
@@ -39,7 +39,7 @@ def made():
         def deliver(call, first, images):
             opened.append((call, first, images.pixels[:, 0].tolist(), images.errors))
 
-        yield GroupedOpener(opener, pool, deliver, lambda *what: failed.append(what)), opener, opened, failed
+        yield CallOpener(opener, pool, deliver, lambda *what: failed.append(what)), opener, opened, failed
 
 
 def wait_for_first(opener):
@@ -74,7 +74,7 @@ def test_groups_are_bounded_and_bad_images_stay_with_their_call(made):
     opener.may_finish.set()
     grouped.pool.shutdown()
     assert opener.groups == [1, 90, 30]  # the group is full with the call that reaches the limit
-    assert GROUP <= 90
+    assert TOGETHER <= 90
     for call, first, pixels, errors in opened[1:]:
         assert call in calls[1:]
         assert (first, pixels, errors) == (7, [5, 6, *range(27)], {1: "bad"})
