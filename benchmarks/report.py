@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 from measure import Row
 
-from progresvit.plots import MARKERS, WIDTH, curve_style, inset_far, legend_below, new_figure
+from progresvit.plots import MARKERS, WIDTH, curve_style, legend_below, new_figure
 from progresvit.table import Column, Table, decimals, rough_percent
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 YARDSTICKS = ("eager", "compiled", "deit", "plain")
@@ -163,3 +165,34 @@ def throughput_figure(rows: Sequence[Row], *, title: str) -> Figure:
     inset_far(axes, bounds=(0.72, 0.66, 0.26, 0.3))
     legend_below(figure, entries)
     return figure
+
+
+def inset_far(axes: Axes, *, bounds: tuple[float, float, float, float]) -> Axes | None:
+    """Move points far to the right into an inset, so that they do not stretch the x axis.
+
+    Far is what lies beyond a gap that is wider than all other points together. Without such a gap, None.
+
+    Args:
+        axes: Its lines are drawn.
+        bounds: Left, bottom, width and height of the inset, as shares of the axes.
+    """
+    xs = np.unique(np.concatenate([np.asarray(line.get_xdata(), np.float64) for line in axes.lines]))
+    gaps = np.diff(xs)
+    beyond = [place for place, gap in enumerate(gaps) if place and gap > xs[place] - xs[0]]
+    if not beyond:
+        return None
+    last = xs[beyond[-1]]
+    inset = axes.inset_axes(bounds)
+    for line in axes.lines:
+        points = np.asarray(line.get_xydata(), np.float64)
+        points = points[points[:, 0] > last]
+        if len(points):
+            names = ("color", "marker", "linestyle", "markersize", "markerfacecolor", "markeredgewidth")
+            inset.plot(*points.T, **{name: getattr(line, f"get_{name}")() for name in names})
+    far = np.concatenate([np.asarray(line.get_xydata(), np.float64) for line in inset.lines])
+    inset.set_xticks(np.unique(far[:, 0]), [f"{x:.3g}" for x in np.unique(far[:, 0])])
+    inset.set_yticks(np.unique(far[:, 1]), [f"{y:,.3g}" if y < 1000 else f"{y:,.0f}" for y in np.unique(far[:, 1])])
+    inset.tick_params(labelsize=8)
+    inset.margins(0.5)
+    axes.set_xlim(right=last + 0.08 * (last - xs[0]))
+    return inset

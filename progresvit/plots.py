@@ -1,4 +1,4 @@
-"""Common style of all figures: size, colour-blind safe palette, labelled axes, bands, insets and legends."""
+"""Common style of all figures: size, colour-blind safe palette, labelled axes, bands and legends."""
 
 from __future__ import annotations
 
@@ -147,37 +147,6 @@ def scale_compute(axes: Axes, rounds: int) -> None:
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
-
-
-def inset_far(axes: Axes, *, bounds: tuple[float, float, float, float]) -> Axes | None:
-    """Move points far to the right into an inset, so that they do not stretch the x axis.
-
-    Far is what lies beyond a gap that is wider than all other points together. Without such a gap, None.
-
-    Args:
-        axes: Its lines are drawn.
-        bounds: Left, bottom, width and height of the inset, as shares of the axes.
-    """
-    xs = np.unique(np.concatenate([np.asarray(line.get_xdata(), np.float64) for line in axes.lines]))
-    gaps = np.diff(xs)
-    beyond = [place for place, gap in enumerate(gaps) if place and gap > xs[place] - xs[0]]
-    if not beyond:
-        return None
-    last = xs[beyond[-1]]
-    inset = axes.inset_axes(bounds)
-    for line in axes.lines:
-        points = np.asarray(line.get_xydata(), np.float64)
-        points = points[points[:, 0] > last]
-        if len(points):
-            names = ("color", "marker", "linestyle", "markersize", "markerfacecolor", "markeredgewidth")
-            inset.plot(*points.T, **{name: getattr(line, f"get_{name}")() for name in names})
-    far = np.concatenate([np.asarray(line.get_xydata(), np.float64) for line in inset.lines])
-    inset.set_xticks(np.unique(far[:, 0]), [f"{x:.3g}" for x in np.unique(far[:, 0])])
-    inset.set_yticks(np.unique(far[:, 1]), [f"{y:,.3g}" if y < 1000 else f"{y:,.0f}" for y in np.unique(far[:, 1])])
-    inset.tick_params(labelsize=8)
-    inset.margins(0.5)
-    axes.set_xlim(right=last + 0.08 * (last - xs[0]))
-    return inset
 
 
 def legend_below(figure: Figure, entries: Mapping[str, Mapping[str, Any]], columns: int | None = None) -> None:

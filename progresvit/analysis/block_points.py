@@ -18,7 +18,8 @@ import numpy as np
 from torch import Tensor
 
 from progresvit.analysis.hooks import recorded_calls
-from progresvit.analysis.sample import Progress, Sample
+from progresvit.analysis.sample import Sample
+from progresvit.io.resumable import Progress
 from progresvit.metrics.arrays import Floats
 from progresvit.model import slicing
 from progresvit.model.backbone import Backbone

@@ -22,8 +22,9 @@ from PIL import Image
 from torch import Tensor
 
 from progresvit.analysis.model_checks import check_rounds
-from progresvit.analysis.sample import Progress, Sample
+from progresvit.analysis.sample import Sample
 from progresvit.config import BaseConfig
+from progresvit.io.resumable import Progress
 from progresvit.metrics.arrays import Bools, Ints
 from progresvit.metrics.interval import Interval, share_interval
 from progresvit.model.interface import RoundModel

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from progresvit.analysis.model_checks import check_handover
-from progresvit.analysis.sample import Progress, Sample
+from progresvit.analysis.sample import Sample
+from progresvit.io.resumable import Progress
 from progresvit.metrics.interval import Interval, mean_interval, paired_change
 from progresvit.model.interface import RoundModel
 from progresvit.plots import COLOURS

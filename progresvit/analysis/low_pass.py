@@ -21,7 +21,8 @@ from progresvit.analysis.interventions import (
     draw_effects,
     effect_title,
 )
-from progresvit.analysis.sample import Progress, Sample
+from progresvit.analysis.sample import Sample
+from progresvit.io.resumable import Progress
 from progresvit.model.backbone import resize
 from progresvit.model.interface import RoundModel
 from progresvit.plots import BELOW, new_figure

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
-from progresvit.analysis.sample import Progress
 from progresvit.engine.batcher import MemoryWarning
 from progresvit.engine.measurement import Measurement, hardware, in_fresh_process
 from progresvit.engine.speed import TimedModel
+from progresvit.io.resumable import Progress
 from progresvit.plots import BELOW, MARKERS, curve_style, new_figure
 from progresvit.table import Column, Table, decimals
 

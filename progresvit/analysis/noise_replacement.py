@@ -29,7 +29,8 @@ from progresvit.analysis.interventions import (
     effect_title,
 )
 from progresvit.analysis.model_checks import need_backbone
-from progresvit.analysis.sample import Progress, Sample
+from progresvit.analysis.sample import Sample
+from progresvit.io.resumable import Progress
 from progresvit.model.interface import RoundModel
 from progresvit.plots import BELOW, COLOURS, new_panels
 from progresvit.table import Column, Row, Table, percent

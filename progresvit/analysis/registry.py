@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from progresvit.analysis.sample import Progress, Sample
+    from progresvit.analysis.sample import Sample
+    from progresvit.io.resumable import Progress
     from progresvit.model.interface import RoundModel
     from progresvit.table import Table
 

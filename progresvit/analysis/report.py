@@ -5,16 +5,15 @@ A figure that the model or the machine cannot give (gates without PSG, a second 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from progresvit import __version__
 from progresvit.analysis.page import INDEX, Page, Part
 from progresvit.analysis.registry import DIAGNOSTICS, Diagnostic, Subject
-from progresvit.analysis.sample import Progress
 from progresvit.data.transforms import normalise
 from progresvit.engine.measurement import hardware
+from progresvit.io.resumable import BeginProgress, Progress
 from progresvit.plots import render
 
 FILES = (
@@ -24,9 +23,6 @@ FILES = (
     *(f"{name}-{ending}.csv" for name, diagnostic in DIAGNOSTICS.items() for ending in diagnostic.summaries),
 )
 """All files that a report may have."""
-
-BeginProgress = Callable[[str], Progress]
-"""Starts a progress bar with a label."""
 
 
 def make_report(subject: Subject, *, data: str, progress: BeginProgress | None = None) -> Page:

@@ -23,6 +23,7 @@ from progresvit.data.transforms import NamedTransform, normalise
 from progresvit.evaluation.classes import class_numbers
 from progresvit.evaluation.source import DataSource
 from progresvit.io.parse import did_you_mean
+from progresvit.io.resumable import Progress
 from progresvit.model.backbone import Backbone
 from progresvit.model.interface import RoundModel
 
@@ -32,9 +33,6 @@ LEAST_PER_CLASS = 5
 """Fewest images of a class, as far as it has them: some analyses compare images of the same class."""
 BATCH = 50
 """Images that a model runs at a time."""
-
-Progress = Callable[[int, int], None]
-"""Called with the number of images or steps that are done and the total."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,8 @@ from progresvit.analysis.block_points import (
     positions,
 )
 from progresvit.analysis.model_checks import need_backbone
-from progresvit.analysis.sample import Progress, Sample
+from progresvit.analysis.sample import Sample
+from progresvit.io.resumable import Progress
 from progresvit.metrics.arrays import Floats
 from progresvit.metrics.interval import Interval, mean_interval
 from progresvit.model.interface import RoundModel

@@ -19,9 +19,10 @@ import torch
 
 from progresvit import api
 from progresvit.analysis.model_checks import check_classifier
-from progresvit.analysis.sample import Progress, Sample
+from progresvit.analysis.sample import Sample
 from progresvit.engine.measurement import Measurement, hardware
 from progresvit.engine.speed import TimedModel, threshold_between
+from progresvit.io.resumable import Progress
 from progresvit.metrics.interval import Interval, share_interval
 from progresvit.model.interface import RoundModel
 from progresvit.plots import BELOW, COLOURS, new_figure, percent_ends

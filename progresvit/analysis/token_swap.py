@@ -28,7 +28,8 @@ from progresvit.analysis.interventions import (
     check_strengths,
     widened,
 )
-from progresvit.analysis.sample import Progress, Sample
+from progresvit.analysis.sample import Sample
+from progresvit.io.resumable import Progress
 from progresvit.model.interface import RoundModel
 from progresvit.plots import COLOURS, MARKERS, new_panels
 from progresvit.table import Column, Row, Table

@@ -29,8 +29,9 @@ from progresvit.analysis.block_points import (
     positions,
 )
 from progresvit.analysis.model_checks import need_backbone
-from progresvit.analysis.sample import Progress, Sample
+from progresvit.analysis.sample import Sample
 from progresvit.analysis.separation import INTERVAL, estimate, separation
+from progresvit.io.resumable import Progress
 from progresvit.metrics.arrays import Floats
 from progresvit.metrics.interval import Interval
 from progresvit.model.interface import RoundModel

@@ -21,7 +21,7 @@ from progresvit.io.parse import parse_limit
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from progresvit.analysis.sample import Progress
+    from progresvit.io.resumable import Progress
 
 analyze = typer.Typer(
     help="Draw figures of what a model does; their numbers are beside them.", cls=Commands, no_args_is_help=True
@@ -52,8 +52,7 @@ def all_figures(
     from progresvit.analysis.report import FILES, make_report
 
     earlier = output.check_report_folder(out, FILES, overwrite=overwrite)
-    with output.progress_bars(wanted=True) as begin:
-        assert begin is not None
+    with output.progress_bars() as begin:
         values = {"model": model, "data": data, "split": split, "images": images, "workers": workers, "device": device}
         subject = _open_subject("images", values, begin)
         report = make_report(subject, data=data, progress=begin)
@@ -68,8 +67,7 @@ def _command(diagnostic: Diagnostic) -> Callable[..., None]:
         own = {name: _parse(diagnostic, name, values[name]) for name in diagnostic.options if values[name] is not None}
         sources = [Path(values[name]) for name in ("image", "data") if name in values]
         paths = check_figure(values["out"], sources=sources, overwrite=values["overwrite"])
-        with output.progress_bars(wanted=True) as begin:
-            assert begin is not None
+        with output.progress_bars() as begin:
             subject = _open_subject(diagnostic.needs, values, begin, own.get("classes"))
             numbers = diagnostic.run(subject, begin(diagnostic.name), **own)
         if diagnostic.needs == "images":

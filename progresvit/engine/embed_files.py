@@ -8,7 +8,7 @@ Letters: M images with features, d channels, k neighbours.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from progresvit.data.dataset import ImageDataset
 from progresvit.engine.embedding import EmbeddingEngine
 from progresvit.engine.files import has_columns, input_batches, listing_hash, valid_text, write_table
 from progresvit.io.part_formats import Cells, ParquetRows
-from progresvit.io.resumable import Progress, ResumableTable
+from progresvit.io.resumable import BeginProgress, Progress, ResumableTable
 from progresvit.metrics.knn import QUERY_BLOCK, nearest
 
 PART = 2048
@@ -33,9 +33,6 @@ FEATURES_KEY = b"progresvit_features"
 """In the metadata of the schema: how the features were made, as JSON."""
 
 NEIGHBOUR_FIELDS = (pa.field("neighbours", pa.list_(pa.string())), pa.field("similarities", pa.list_(pa.float32())))
-
-BeginProgress = Callable[[str], Progress]
-"""Begins to show the progress of a step of that name."""
 
 
 @dataclass(frozen=True)

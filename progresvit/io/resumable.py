@@ -38,6 +38,9 @@ WRITTEN = "written"
 Progress = Callable[[int, int], None]
 """Called with the number of items that are done and their total."""
 
+BeginProgress = Callable[[str], Progress]
+"""Starts a progress bar with a label."""
+
 
 class ResumableTable(Generic[Piece]):
     """An unfinished table: :meth:`fill` writes the missing parts, :meth:`finish` makes the table from them.

@@ -6,7 +6,7 @@ from PIL import Image
 
 from progresvit.analysis.routing_figures import frontier_figure, reliability_figure, risk_coverage_figure
 from progresvit.evaluation import reliabilities, risk_coverage_curves
-from progresvit.plots import BAND, COLUMN, in_lines, inset_far, new_figure, render
+from progresvit.plots import BAND, COLUMN, in_lines, render
 from tests.evaluation.made import make_records
 
 
@@ -67,17 +67,6 @@ def test_three_rounds_have_a_second_curve_of_thresholds_per_round_and_the_title_
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels[-3:] == ["per round", "near-lossless, per round", BAND]
     assert not any("per round" in name for name in lines(frontier_figure({"m": make_records()})))
-
-
-def test_a_far_point_is_in_an_inset_and_a_near_one_is_not():
-    _, axes = new_figure(title="", x="x", y="y")
-    axes.plot([1, 2, 3], [1, 2, 3])
-    axes.plot([4], [1], "o")
-    assert inset_far(axes, bounds=(0.6, 0.6, 0.3, 0.3)) is None
-    axes.plot([15], [7], "s")
-    inset = inset_far(axes, bounds=(0.6, 0.6, 0.3, 0.3))
-    assert [line.get_xydata().tolist() for line in inset.lines] == [[[15, 7]]]
-    assert axes.get_xlim()[1] < 5
 
 
 def test_a_pdf_has_the_width_of_a_column_and_its_legend_fits():

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 from measure import Case, make_row
-from report import bench_table, bench_title, ratio_lines, ratios, throughput_figure
+from report import bench_table, bench_title, inset_far, ratio_lines, ratios, throughput_figure
 
-from progresvit.plots import render
+from progresvit.plots import new_figure, render
 
 TRACKED = Path(__file__).parents[2] / "docs" / "figures" / "inference_h200.json"
 
@@ -89,3 +89,14 @@ def test_the_tracked_rows_give_the_published_ratios_and_their_figure():
     rows = held["rows"]
     assert ratios(rows) == held["ratios"]
     assert len(throughput_figure(rows, title="m").axes[0].lines) == 9
+
+
+def test_a_far_point_is_in_an_inset_and_a_near_one_is_not():
+    _, axes = new_figure(title="", x="x", y="y")
+    axes.plot([1, 2, 3], [1, 2, 3])
+    axes.plot([4], [1], "o")
+    assert inset_far(axes, bounds=(0.6, 0.6, 0.3, 0.3)) is None
+    axes.plot([15], [7], "s")
+    inset = inset_far(axes, bounds=(0.6, 0.6, 0.3, 0.3))
+    assert [line.get_xydata().tolist() for line in inset.lines] == [[[15, 7]]]
+    assert axes.get_xlim()[1] < 5
