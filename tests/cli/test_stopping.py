@@ -42,7 +42,7 @@ def classify(model, digits, out):
 
 COMMANDS = {
     "evaluate": (evaluate, "a.parquet", evaluation, "record_columns", 5),
-    "embed": (embed, "a.parquet", EmbeddingEngine, "_features", 5),
+    "embed": (embed, "a.parquet", EmbeddingEngine, "_run", 5),
     "classify": (classify, "a.parquet", predict_files, "row", 24),
     "classify into CSV": (classify, "a.csv", predict_files, "row", 24),
 }
