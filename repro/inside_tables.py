@@ -154,7 +154,7 @@ class Inside:
 
     def sign_verdict(self, difference: Difference) -> str:
         """Whether a change is above or below 0."""
-        return "cannot be told" if not difference.clear else "more" if difference.mean > 0 else "less"
+        return "inconclusive" if not difference.clear else "more" if difference.mean > 0 else "less"
 
     def order_verdict(self, model: str) -> str:
         """The two parts of the claim: patch tokens matter more than the class token, and of the same class it least."""

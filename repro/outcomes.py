@@ -18,7 +18,7 @@ from repro.study import DeclaredTest, Equal, Study
 
 POINTS = 100
 """Points in a share of 1."""
-GAIN, LOSS, UNKNOWN = "gain", "loss", "cannot be told"
+GAIN, LOSS, UNKNOWN = "gain", "loss", "inconclusive"
 
 
 @dataclass(frozen=True, kw_only=True)

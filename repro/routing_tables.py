@@ -55,7 +55,7 @@ def router_verdict(result: RoutingResult) -> str:
     if verdicts:
         return "; ".join(verdicts)
     some = any(gain.clear for gain in open_gains(result))
-    return "where it helps cannot be told" if some else "whether it helps cannot be told"
+    return "where it helps is inconclusive" if some else "whether it helps is inconclusive"
 
 
 def settings_table(result: RoutingResult) -> str:

@@ -127,7 +127,7 @@ class FoldedRound(nn.Module):
         super().__init__()
         config = model.config
         round_ = config.rounds[s]
-        d = round_.width
+        d = model.widths[s]
         self.resolution, self.patch_size = round_.resolution, config.patch_size
         self.is_last = s == len(config.rounds) - 1
         self.segments = config.task == "segmentation"
@@ -140,8 +140,7 @@ class FoldedRound(nn.Module):
         self.embed = Dense(
             image_gate[:, None] * embed.weight.double()[:d].flatten(1), image_gate * embed.bias.double()[:d]
         )
-        grid = config.grid(round_)
-        position = resample_position(model.pos_embed[..., :d], grid).double().clone()  # (1, N, d)
+        position = resample_position(model.pos_embed[..., :d], model.grids[s]).double().clone()  # (1, N, d)
         position[:, :1] += model.cls_token.double()[..., :d]  # added to the class token, which is 0 in the input
         self.register_buffer("position", (image_gate * position).float())
         self.projector = None
@@ -149,7 +148,7 @@ class FoldedRound(nn.Module):
             previous_gate = _vector(gates.fusion.previous, d).to(embed.weight.device)
             projector = model.projectors[s - 1]
             assert isinstance(projector, TokenProjector)
-            self.projector = FoldedProjector(projector, previous_gate, config.grid(config.rounds[s - 1]))
+            self.projector = FoldedProjector(projector, previous_gate, model.grids[s - 1])
         blocks = [block for block in model.blocks if isinstance(block, Block)]
         self.blocks = nn.ModuleList(FoldedBlock(block, own, d) for block, own in zip(blocks, gates.blocks))
         self.register_buffer("norm_weight", model.norm.weight.detach()[:d].float().clone())

@@ -125,7 +125,7 @@ def difference(lowest, highest):
         (0.006, 0.008, "gain"),
         (-0.008, -0.0001, "loss"),
         (-0.002, 0.0045, "no gain of 0.46"),
-        (-0.002, 0.0047, "cannot be told"),
+        (-0.002, 0.0047, "inconclusive"),
         (0.0, 0.002, "no gain of 0.46"),
     ],
 )
@@ -141,10 +141,10 @@ def test_the_verdict_follows_from_interval_and_margin(lowest, highest, verdict):
         (0.0001, 0.002, "gain"),
         (0.0, 0.002, "equivalent within 0.5"),
         (-0.0049, 0.0049, "equivalent within 0.5"),
-        (-0.005, 0.004, "cannot be told"),
-        (-0.004, 0.005, "cannot be told"),
+        (-0.005, 0.004, "inconclusive"),
+        (-0.004, 0.005, "inconclusive"),
         (-0.004, 0.0, "equivalent within 0.5"),
-        (-0.008, 0.0, "cannot be told"),
+        (-0.008, 0.0, "inconclusive"),
         (-0.008, -0.0001, "loss"),
     ],
 )

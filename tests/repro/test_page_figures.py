@@ -131,7 +131,7 @@ def test_ours_and_theirs_at_equal_gmacs(run, label, point, place):
     top1 = row[column("top-1 (%)", FRONTIER) - 2]
     assert top1[0] == pytest.approx(100 * fmean(map(fmean, right)), abs=0.00501)
     within = expected[1] > -0.5 and expected[2] < 0.5
-    verdict = "equivalent within 0.5" if within else "cannot be told"
+    verdict = "equivalent within 0.5" if within else "inconclusive"
     if expected[1] > 0 or expected[2] < 0:
         verdict = "gain" if expected[1] > 0 else "loss"
     line = next(line for line in PAGE[PAGE.index(FRONTIER) :].splitlines() if line.startswith(f"| {label} | {point} |"))

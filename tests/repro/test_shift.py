@@ -144,12 +144,12 @@ def test_the_table_gives_both_differences_with_their_verdicts(folder):
     assert rows[2]["full, at the budget"].endswith(f" at {tests[2].budget.gmacs_paper:.3f}")
     for row, one in zip(rows, tests):
         for name, found in (("full path", one.full_difference), ("at the budget", one.budget_difference)):
-            expected = "gain" if found.lowest > 0 else "loss" if found.highest < 0 else "cannot be told"
+            expected = "gain" if found.lowest > 0 else "loss" if found.highest < 0 else "inconclusive"
             assert row[name] == expected
     assert {"full path, difference (points)", "at the budget, difference (points)"} < set(heads)
     backwards, _ = table(differences_table(gather(folder, "plain", "full"), "plain", "full"))
     assert "plain, at the budget" not in backwards[0]
-    opposite = {"gain": "loss", "loss": "gain", "cannot be told": "cannot be told"}
+    opposite = {"gain": "loss", "loss": "gain", "inconclusive": "inconclusive"}
     assert [row["full path"] for row in backwards] == [opposite[row["full path"]] for row in rows]
 
 
