@@ -6,8 +6,8 @@ Each case runs twice in a fresh process on a CPU, and the second run is traced, 
 ``classify`` is the command for one image, ``serve`` one request to the server, ``train`` one training step of the
 recipe digits, ``evaluate`` the command for ten images. A function counts once however often it is called; lambdas and
 comprehensions belong to their function. A room is a folder or file at the top of the package, and a change is a call
-whose room is not that of the call before it, in the order of time over all threads. The script calls only the command
-line, so it runs with old and new code alike (set PYTHONPATH to the code to be traced).
+whose room differs from the room of the call before it, in the order of time over all threads. The script calls only
+the command line, so it runs with old and new code alike (set PYTHONPATH to the code to be traced).
 """
 
 from __future__ import annotations

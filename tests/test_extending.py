@@ -140,7 +140,7 @@ def test_a_setting_belongs_to_the_file_of_its_router(model, digits):
     setting.save("margin.json")
     Engine(model, "margin.json", router="margin:margin", device="cpu")
     Path("margin.py").write_text(FILES["margin.py"] + "\n")
-    with pytest.raises(ValueError, match="of another one than was given"):
+    with pytest.raises(ValueError, match="but not of the one that was given"):
         Engine(model, "margin.json", router="margin:margin", device="cpu")
 
 

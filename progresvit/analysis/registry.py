@@ -171,14 +171,14 @@ DIAGNOSTICS = {
         Diagnostic(
             name="similarity",
             title="Similarity to the last layer",
-            text="Cosine of every block output to that of the last block of the last round, for the same image.",
-            help="Draw the similarity of every block output to that of the last block of the last round.",
+            text="Cosine between every block output and the last block's output in the last round, for the same image.",
+            help="Draw the similarity of every block output to the output of the last block of the last round.",
         ),
         Diagnostic(
             name="trajectories",
             title="Trajectories of the class token",
             text="Class-mean class tokens after every block in their first two principal components; dashed from one "
-            "round to the next. Separation compares the spread of the class means with that of the images of a class.",
+            "round to the next. Separation compares the spread of the class means with the spread within a class.",
             help="Draw the paths of class-mean class tokens through the blocks of all rounds, by their principal "
             "components.",
             options={
@@ -200,7 +200,7 @@ DIAGNOSTICS = {
             name="token-swap",
             title="Round 1's tokens replaced",
             text="The last round with tokens of round 1 from another image, or with shuffled ones.",
-            help="Replace round 1's tokens by those of other images, or shuffle them, and draw the accuracy of the "
+            help="Replace round 1's tokens by tokens of other images, or shuffle them, and draw the accuracy of the "
             "last round.",
             options={
                 "strength": Option(

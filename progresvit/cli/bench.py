@@ -65,7 +65,7 @@ def bench(
     timing = {"device": device, "threads": threads, "seconds": seconds}
     of_engine = {"eager": False, "precision": precision, "backend": backend, "threads": threads}
     of_model = {"eager": True, "precision": "bf16" if precision == "fp8" else precision}
-    try:  # memory on a CPU is that of a process
+    try:  # on a CPU, memory is measured for a process
         rows = [
             in_fresh_process(measure, {**shared, **own}, timing)
             for own in (of_engine, of_model)[: 1 if exported else 2]

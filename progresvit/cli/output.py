@@ -198,7 +198,7 @@ def count_images(images: int) -> str:
 
 
 def describe_exits(exits: Sequence[int], gmacs: float, full_gmacs: float) -> str:
-    """How many images exit after each round, and their average GMACs beside those of all rounds."""
+    """How many images exit after each round, and their average GMACs beside the GMACs of all rounds."""
     rounds = ", ".join(f"{count} after round {s}" for s, count in enumerate(exits, start=1))
     return (
         f"{count_images(sum(exits))}: {rounds}; {gmacs:.3f} GMACs on average instead of {full_gmacs:.3f}, "

@@ -50,7 +50,7 @@ def serve(
         raise ValueError(f"--audit is a share of the images from 0 to 1 (0.01 for 1 %), not {audit:g}.")
     token = os.environ.get(TOKEN) or None
     if token is None and not _is_loopback(host):
-        typer.echo(f"warning: {host} is reached from other machines, and anybody may use it; set {TOKEN}.", err=True)
+        typer.echo(f"warning: {host} is reachable from other machines, and anyone can use it; set {TOKEN}.", err=True)
     limits = Limits(body=round(max_body * 1e6), images=max_images, wait=batch_wait, deadline=deadline, drain=drain)
     with output.setting_notes():
         server = make_server(

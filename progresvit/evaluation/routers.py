@@ -24,7 +24,7 @@ def fit_on(records: Records, *, target: Target = "benefit", epochs: int | None =
     Args:
         records: Labelled records of images that are not reported on.
         target: The event whose probability is predicted.
-        epochs: Passes over the records; by default those of ``routing.router.default_epochs``.
+        epochs: Passes over the records; by default ``routing.router.default_epochs``.
         seed: Seed of the weights and the order.
     """
     records.header.check_routable()

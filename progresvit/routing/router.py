@@ -265,7 +265,7 @@ def load_router(path: str | Path) -> Router:
     except SafetensorError as error:
         raise ValueError(f"{path} is not a complete safetensors file ({error}); fit the router again.") from error
     if about.get("format") != _FORMAT:
-        raise ValueError(f"{path} is no router; make one with the command progresvit fit-router.")
+        raise ValueError(f"{path} is not a router; make one with the command progresvit fit-router.")
     try:
         names = {key: name for name, key in _FILE_KEYS.items()}
         origin = {names.get(key, key): value for key, value in json.loads(about["origin"]).items()}

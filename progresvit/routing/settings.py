@@ -147,11 +147,12 @@ class Setting(Calibrated):
         """Refuse a model with another number of rounds, or scores of another kind."""
         if self.rounds != rounds:
             raise ValueError(
-                f"the setting is for a model of {self.rounds} rounds and this one has {rounds}; calibrate on its own."
+                f"the setting is for a model of {self.rounds} rounds, and this model has {rounds}; calibrate on the "
+                "records of this model."
             )
         if self.router_sha256 != router_sha256:
             kind = "entropies" if self.router_sha256 is None else "the probabilities of a learned router"
-            other = ", of another one than was given" if self.router_sha256 and router_sha256 else ""
+            other = ", but not of the one that was given" if self.router_sha256 and router_sha256 else ""
             raise ValueError(
                 f"the setting's threshold is for {kind}{other}; give the router that it was calibrated with, or none "
                 "if it was none."

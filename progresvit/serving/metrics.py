@@ -75,7 +75,7 @@ class ServerMetrics:
         )
         self.drift = Gauge(
             "progresvit_entropy_drift",
-            "Kolmogorov-Smirnov distance of the entropies of round 1 from those of the calibration.",
+            "Kolmogorov-Smirnov distance of the entropies of round 1 from the entropies of the calibration.",
             registry=registry,
         )
         self.splits = Counter(

@@ -150,7 +150,7 @@ def test_a_setting_for_a_router_needs_that_router(model):
     Engine(model, setting, router=router)
     with pytest.raises(ValueError, match="for the probabilities of a learned router; give the router"):
         Engine(model, setting)
-    with pytest.raises(ValueError, match="of another one than was given"):
+    with pytest.raises(ValueError, match="but not of the one that was given"):
         Engine(model, setting, router=made_router(seed=9))
     with pytest.raises(ValueError, match="is for entropies"):
         Engine(model, setting_of(model), router=router)
