@@ -166,7 +166,7 @@ def test_a_setting_for_a_router_needs_that_router(model):
         (lambda model: Engine(model, 0.5, temperatures=(1.0, 0.0)), "2 numbers above 0"),
         (lambda model: Engine(model, 0.5, abstain=-1), "0 or more"),
         (lambda model: Engine(model, "missing/none.json"), "no setting at"),
-        (lambda model: Engine(model, setting_of(model, rounds=3)), "for a model of 3 rounds and this one has 2"),
+        (lambda model: Engine(model, setting_of(model, rounds=3)), "for a model of 3 rounds, and this model has 2"),
         (lambda model: Engine(ProgResViT(model.config.replace(num_classes=0, labels=None)), 0.5), "has no head"),
         (lambda model: Engine(model, 0.5, top_k=13), "top_k must be at most 12, the classes of the model, got 13"),
         (lambda model: Engine(model, 0.5).classify([3]), "or a PIL image, not int"),

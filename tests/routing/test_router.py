@@ -132,7 +132,7 @@ def test_a_file_that_is_no_router_is_refused(tmp_path):
     with pytest.raises(ValueError, match="damaged or of another version"):
         load_router(tmp_path / "lacking.safetensors")
     save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match="is no router"):
+    with pytest.raises(ValueError, match="is not a router"):
         load_router(tmp_path / "other.safetensors")
 
 
