@@ -263,12 +263,12 @@ async def find_capacity(run: Run) -> Result:
 
 
 async def make_arrivals(run: Run) -> list[float]:
-    """The rate that the options ask for; it replaces the rate in the options."""
-    given = run.options
-    if given.rate is None:
-        given.capacity = given.capacity or (await find_capacity(run))["capacity_per_s"]
-        given.rate = (given.share or SHARES[given.mode]) * given.capacity
-    return arrivals(given.rate, given.seconds, given.most, given.seed)
+    """Arrival times at the rate that the options ask for; the options then hold this rate."""
+    options = run.options
+    if options.rate is None:
+        options.capacity = options.capacity or (await find_capacity(run))["capacity_per_s"]
+        options.rate = (options.share or SHARES[options.mode]) * options.capacity
+    return arrivals(options.rate, options.seconds, options.most, options.seed)
 
 
 async def load(run: Run) -> Result:

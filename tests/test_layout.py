@@ -105,10 +105,19 @@ def test_the_package_does_not_import_repro():
     assert [f"{path}: {line}" for path, line in lines if line.strip().startswith(("import repro", "from repro"))] == []
 
 
-def test_importing_the_package_is_light():
-    code = "import sys, progresvit as p; p.compute.parameters(p.preset('progresvit_tiny_160_224')); print(*sys.modules)"
+@pytest.mark.parametrize(
+    ("use", "heavy"),
+    [
+        ("progresvit.__version__", {"pydantic", "numpy", "torch"}),
+        ("progresvit.data.worker_pool", {"pydantic", "torch"}),
+        ("progresvit.compute.parameters(progresvit.preset('progresvit_tiny_160_224'))", {"numpy", "torch"}),
+    ],
+)
+def test_importing_the_package_is_light(use, heavy):
+    module = "progresvit.data.worker_pool" if "worker_pool" in use else "progresvit"
+    code = f"import sys, {module}; {use}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"torch", "timm", "numpy", "torchvision"} & set(loaded)
+    assert not {*heavy, "timm", "torchvision"} & set(loaded)
 
 
 def test_what_a_host_of_exported_graphs_needs_imports_no_torch():

@@ -4,7 +4,7 @@ One file per method. They are registered as a user's own kind is. A plain ViT is
 PSG: :func:`progresvit.config.plain_vit`.
 """
 
-from progresvit.model.registry import register
+from progresvit.model.kinds import register
 
 for kind, name in {
     "thinkingvit": "ThinkingViT",

@@ -76,11 +76,13 @@ class DynaBERT(Backbone):
 
     def run_round(self, s: int, images: Tensor, previous: Tensor | None = None) -> RoundOutput:
         """Round s, counted from 0, from the image alone."""
-        self.check_round(s, images, previous)
-        return self.run_with_hidden(s, images)[0]
+        return self.run_with_hidden(s, images, previous)[0]
 
-    def run_with_hidden(self, s: int, images: Tensor) -> tuple[RoundOutput, tuple[Tensor, ...]]:
+    def run_with_hidden(
+        self, s: int, images: Tensor, previous: Tensor | None = None
+    ) -> tuple[RoundOutput, tuple[Tensor, ...]]:
         """Round s and its L hidden states: the residual stream (B, N, W) after each block, before the final norm."""
+        self.check_round(s, images, previous)
         x = self.embed(images, resolution=self.resolutions[s], width=self.widths[s])  # (B, C, H, H) -> (B, N, W)
         states = []
         for block in self.blocks:

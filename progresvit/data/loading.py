@@ -13,7 +13,7 @@ from progresvit.data.dataset import ImageDataset
 
 
 class Unreadable:
-    """Images that could not be decoded, each listed once. More than one in a hundred of the dataset is an error."""
+    """Images that could not be decoded, each listed once. More than one in a hundred, or all images, are an error."""
 
     limit = 0.01
 
@@ -24,9 +24,10 @@ class Unreadable:
     def add(self, index: int, reason: str) -> None:
         """Add an image; an error if there are too many."""
         self.reasons[index] = reason
-        if len(self.reasons) > max(1, self.limit * len(self.dataset)):  # one bad file does not stop a small dataset
+        count, total = len(self.reasons), len(self.dataset)
+        if count > max(1, self.limit * total) or count == total:  # one bad file does not stop a small dataset
             raise ValueError(
-                f"{len(self.reasons)} of {len(self.dataset)} images cannot be read, more than "
+                f"{count} of {total} images cannot be read, more than "
                 f"{self.limit:.0%}: {'; '.join(self.lines()[:5])}. Repair or remove them."
             )
 

@@ -140,6 +140,11 @@ class Batcher:
             buffer.clear()
 
     @property
+    def capacity(self) -> int:
+        """Images that a buffer holds. It stays when batches shrink."""
+        return self.buffers[0][0].capacity
+
+    @property
     def is_empty(self) -> bool:
         return not self._answered and not any(buffer.fill for buffer in self._all_buffers)
 

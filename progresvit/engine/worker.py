@@ -275,7 +275,7 @@ class Worker:
         """The next images of a stream, if there are any and its consumer is not too far behind."""
         while not stream.has_ended:
             stream.is_held = True  # before the consumer's count is read, so that no message is missed
-            if stream.entered - stream.returned > HELD_BATCHES * self.batch:
+            if stream.entered - stream.returned > self._most_held():
                 return None
             stream.is_held = False
             item = stream.source.poll()
@@ -298,6 +298,13 @@ class Worker:
         if not stream.fed:
             self.end(stream)
         return None
+
+    def _most_held(self) -> int:
+        """The most images of a stream in progress before it is expedited.
+
+        It does not shrink with the batch: a stream above a smaller limit would be held without being expedited.
+        """
+        return HELD_BATCHES * (self.batch if self._batcher is None else self._batcher.capacity)
 
     def _expedite(self, stream: Stream) -> None:
         """The images of a stream that are in the batcher are due now."""
@@ -323,7 +330,7 @@ class Worker:
         job.fed.append(portion)
         try:
             batcher.feed(pixels, np.arange(portion.first, portion.end), job.due(), job.threshold)
-            if isinstance(job, Stream) and job.entered - job.returned > HELD_BATCHES * self.batch:
+            if isinstance(job, Stream) and job.entered - job.returned > self._most_held():
                 self._expedite(job)
         except BaseException as error:
             self._fail_fed(error)

@@ -18,7 +18,7 @@ from typing import Any
 
 from progresvit.io.parse import did_you_mean
 
-_PATTERN = re.compile(r"[\w.-]+:[^\W\d]\w*")
+_PATTERN = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 
 
 def is_import_string(text: object) -> bool:
@@ -27,8 +27,8 @@ def is_import_string(text: object) -> bool:
 
 
 def check_name(name: str, built_in: Collection[str], *, what: str, example: str) -> None:
-    """Refuse a name that is neither built in nor an import string."""
-    if name not in built_in and not is_import_string(name):
+    """Refuse a name that is neither built in nor an import string, of a module whatever its name."""
+    if name not in built_in and ":" not in name:
         raise ValueError(f"unknown {what} {name!r}; {did_you_mean(name, built_in)} Your own is {example}.")
 
 

@@ -1,9 +1,9 @@
 from .interface import RoundFeatures as RoundFeatures
 from .interface import RoundModel as RoundModel
 from .interface import RoundOutput as RoundOutput
+from .kinds import register as register
 from .psg import BlockGates as BlockGates
 from .psg import FusionGates as FusionGates
 from .psg import RoundGates as RoundGates
 from .registry import build as build
-from .registry import register as register
 from .vit import ProgResViT as ProgResViT

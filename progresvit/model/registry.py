@@ -1,4 +1,4 @@
-"""The kinds of models: from the name of a kind to its config class and its model class.
+"""From a kind of model to its config class and its model class; kinds.py lists all kinds.
 
 Classes are imported when a model needs them: the config of a ProgResViT is read without importing torch. A baseline
 keeps its config beside its model.
@@ -8,43 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from progresvit.config import BaseConfig
 from progresvit.io.imports import resolve
 from progresvit.io.model_folder import CONFIG_FILE, read_config_values
 from progresvit.io.parse import did_you_mean
+from progresvit.model.kinds import DEFAULT_KIND as DEFAULT_KIND
+from progresvit.model.kinds import KINDS as KINDS
+from progresvit.model.kinds import ModelKind as ModelKind
+from progresvit.model.kinds import register as register
 
 if TYPE_CHECKING:
     from progresvit.model.interface import RoundModel
-
-DEFAULT_KIND = "progresvit"
-"""The kind of a config.json without one, as version 0.1.0 wrote it."""
-
-
-class ModelKind(NamedTuple):
-    """Import strings of a kind, written ``package.module:Class``."""
-
-    config: str
-    """A subclass of BaseConfig."""
-    model: str
-    """An ``nn.Module`` that satisfies RoundModel, built as ``Model(config, drop_path=0.0)``."""
-
-
-KINDS = {DEFAULT_KIND: ModelKind(config="progresvit.config:ModelConfig", model="progresvit.model.vit:ProgResViT")}
-
-
-def register(kind: str, *, config: str, model: str) -> None:
-    """Make a kind of model known to ``load``, ``save`` and recipes.
-
-    Args:
-        kind: The name that ``config.json`` stores; the default of the config's ``kind`` field.
-        config: Import string of the config class, such as ``"my_package.config:MyConfig"``.
-        model: Import string of the model class.
-    """
-    new = ModelKind(config=config, model=model)
-    if KINDS.setdefault(kind, new) != new:
-        raise ValueError(f"the model kind {kind!r} is already registered as {KINDS[kind].model}; choose another name.")
 
 
 def config_class(kind: str) -> type[BaseConfig]:

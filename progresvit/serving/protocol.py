@@ -7,6 +7,7 @@ a field is also the error that a client gets if the field is wrong; errors never
 from __future__ import annotations
 
 import base64
+import codecs
 import math
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
@@ -178,10 +179,13 @@ class ErrorResponse(BaseModel):
 def parse_infer(body: bytes, *, most_images: int) -> InferRequest:
     """The checked request in a JSON body."""
     try:
-        request = InferRequest.model_validate_json(body)
+        request = InferRequest.model_validate_json(body.removeprefix(codecs.BOM_UTF8))
     except ValidationError as error:
-        place = error.errors(include_input=False, include_context=False, include_url=False)[0]["loc"]
-        raise HTTPException(HTTPStatus.BAD_REQUEST, explain_field(InferRequest, place)) from None
+        first = error.errors(include_input=False, include_context=False, include_url=False)[0]
+        text = explain_field(InferRequest, first["loc"])
+        if first["type"] == "json_invalid":
+            text = "the body is not JSON." if body else "the body is empty."
+        raise HTTPException(HTTPStatus.BAD_REQUEST, text) from None
     if len(request.inputs[0].data) > most_images:
         raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, f"a request has at most {most_images} images.")
     return request

@@ -53,6 +53,20 @@ def literal_round(model, images, heads, neurons, mask=None):
     return normed @ model.head.weight.T + model.head.bias, states
 
 
+@pytest.mark.parametrize(
+    ("s", "shape", "message"),
+    [
+        (3, (1, 3, 32, 32), "there is no round 3"),
+        (-1, (1, 3, 32, 32), "there is no round -1"),
+        (0, (1, 3, 16, 16), "16"),
+        (0, (1, 1, 32, 32), "channel"),
+    ],
+)
+def test_hidden_states_of_a_wrong_round_or_of_wrong_images_are_refused(model, s, shape, message):
+    with pytest.raises(ValueError, match=message):
+        model.run_with_hidden(s, torch.zeros(shape))
+
+
 @pytest.mark.parametrize(("s", "heads", "neurons"), [(0, 1, 192), (1, 2, 384), (2, 3, 768)])
 def test_every_round_equals_its_slices_written_out(model, images, s, heads, neurons):
     logits, states = literal_round(model, images, heads, neurons)

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from progresvit.data.dataset import find_images
+from progresvit.data.dataset import find_images, find_unlabelled
 from progresvit.data.evaluation_batches import evaluation_batches, in_memory_evaluation_batches, numbered_batches
 from progresvit.data.in_memory import in_memory_for_evaluation
 from progresvit.data.loading import Unreadable
@@ -37,6 +37,14 @@ def test_evaluation_leaves_an_unreadable_image_out(digits, tmp_path):
     assert sum(len(batch.targets) for batch in batches) == 199
     assert len(in_memory_for_evaluation(images, config=CONFIG, device=CPU)) == 199
     assert len(unreadable.lines()) == 1
+
+
+def test_a_dataset_without_a_readable_image_is_refused(tmp_path):
+    (tmp_path / "torn.png").write_bytes(b"torn")
+    images = find_unlabelled(tmp_path)
+    batches = evaluation_batches(images, config=CONFIG, batch=64, workers=0, device=CPU, unreadable=Unreadable(images))
+    with pytest.raises(ValueError, match="1 of 1 images cannot be read.* Repair or remove"):
+        list(batches)
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def test_the_preprocessing_hash_changes_with_what_decides_the_pixels_and_with_no
     ("text", "message"),
     [
         *((text, "a severity from 1 to 5, such as fog/3") for text in ("fog", "fog/0", "fog/6", "fog/x")),
-        ("rain/1", "unknown corruption 'rain'; choose one of gaussian_noise"),
+        ("rain/1", "unknown corruption 'rain'; .* Your own is my_module:my_corruption/3"),
         ("", "unknown corruption ''"),
     ],
 )

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from progresvit.engine import Engine, MemoryWarning
+from progresvit.engine.export.manifest import tokens_shape
 from progresvit.engine.torch_backend import TorchBackend
 from progresvit.routing import top10_entropy
 from tests.engine.test_engine import all_rounds
@@ -219,6 +220,68 @@ def test_out_of_memory_halves_the_batch_remembers_it_and_says_so_once(model, ima
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert [one.index for one in engine.classify(images)] == [one.index for one in whole]
+
+
+class LittleMemory:
+    """Rounds of a backend of one's own; the first channel's first byte is the round after which an image is sure."""
+
+    def __init__(self, config, most):
+        self.config, self.most = config, dict(most)
+
+    def run(self, s, pixels, tokens):
+        if len(pixels) > self.most.get(s, len(pixels)):
+            raise MemoryError
+        logits = np.zeros((len(pixels), self.config.num_classes), np.float32)
+        logits[pixels[:, 0, 0, 0] <= s, 0] = 50
+        is_last = s == len(self.config.rounds) - 1
+        return logits, None if is_last else np.zeros((len(pixels), *tokens_shape(self.config, s)), np.float32)
+
+
+def sure_after(*rounds):
+    """A batch of 8 images, the first ones sure after these rounds and the others after the first: (8, 3, 32, 32)."""
+    pixels = np.zeros((8, 3, 32, 32), np.uint8)
+    pixels[: len(rounds), 0, 0, 0] = rounds
+    return pixels
+
+
+def answers_in_a_thread(stream):
+    """The number of answers; the stream may not end."""
+    answered = []
+    thread = threading.Thread(target=lambda: answered.extend(stream), daemon=True)
+    thread.start()
+    thread.join(60)
+    return "the stream hangs" if thread.is_alive() else len(answered)
+
+
+def test_a_stream_goes_on_after_batches_have_become_smaller(model):
+    """Round 2 has 8 images after 24 batches. More images are in progress then than 32 of the smaller batches hold."""
+    rounds = LittleMemory(model.config, {1: 4})
+    engine = Engine(model, 0.5, backend=lambda _: rounds, batch=8)
+    batches = (sure_after(*(() if number % 3 else (1,) if number else (2,))) for number in range(60))
+    with pytest.warns(MemoryWarning):
+        assert answers_in_a_thread(engine.stream(batches, deadline=None)) == 480
+    assert engine.batch == 4
+
+
+@pytest.mark.filterwarnings("ignore::progresvit.engine.MemoryWarning")
+def test_a_stream_goes_on_after_another_caller_ran_out_of_memory(model):
+    rounds, shrunk = LittleMemory(model.config, {}), threading.Event()
+    engine = Engine(model, 0.5, backend=lambda _: rounds, batch=8)
+
+    def batches():
+        yield sure_after(1)
+        for _ in range(20):
+            yield sure_after()
+        while engine.counts.images[0] < 168:  # all of them wait behind the first image
+            shrunk.wait(0.01)
+        rounds.most = {0: 4}
+        engine.classify(sure_after())
+        shrunk.set()
+        for _ in range(20):
+            yield sure_after()
+
+    assert answers_in_a_thread(engine.stream(batches(), deadline=None)) == 41 * 8
+    assert shrunk.is_set()
 
 
 def test_warming_up_changes_no_answer(model, images):

@@ -24,7 +24,8 @@ def module(tmp_path, monkeypatch):
     [
         ("my_module:name", True),
         ("a.b:name", True),
-        ("01-mine:margin", True),
+        ("01-mine:margin", False),  # such a module is named for a task, and looks like a path elsewhere
+        ("hf-hub:router", False),
         ("margin", False),
         ("my_module:", False),
         ("my_module:1", False),
@@ -46,6 +47,7 @@ def test_the_named_object_is_resolved_in_the_working_directory(module):
     ("call", "message"),
     [
         (lambda _: check_name("magin", ["margin"], what="router", example="m:n"), "did you mean 'margin'. Your own is"),
+        (lambda _: check_name("01-magin", ["margin"], what="router", example="m:n"), "unknown router '01-magin'"),
         (lambda _: resolve("no_module:name", what="router"), "router: no_module cannot be imported .*PYTHONPATH"),
         (lambda _: resolve("01-mine:magin", what="router"), "has no function or class 'magin'; did you mean 'margin'"),
         (lambda _: resolve("01-mine:value", what="router"), "has no function or class 'value'"),

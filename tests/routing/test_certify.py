@@ -34,6 +34,20 @@ def test_the_guarantee_holds_over_two_thousand_calibration_sets(epsilon):
     assert broken > 0  # the test has teeth: a threshold a little higher would break the bound too often
 
 
+def test_a_walk_that_ignores_the_tail_would_break_the_guarantee():
+    """The check above can fail: taking the empirical share for the truth breaks the bound about every other time."""
+    entropy, harm = population()
+    rng, epsilon = np.random.default_rng(2), 0.005
+    harmful = np.sort(entropy[harm])
+    broken = 0
+    for _ in range(200):
+        drawn = rng.integers(0, POPULATION, 5000)
+        bad = np.sort(entropy[drawn][harm[drawn]])
+        naive = bad[int(epsilon * 5000)]
+        broken += np.searchsorted(harmful, naive, side="left") / POPULATION > epsilon
+    assert broken / 200 > 0.25
+
+
 def test_the_certificate_keeps_nine_tenths_of_what_an_oracle_saves():
     entropy, harm = population(size=500_000)
     epsilon, saved = 0.005, 5.355  # GMACs of an image that exits early

@@ -251,9 +251,11 @@ def with_tensor(**changes):
 
 
 WRONG = {
-    "the body must be a JSON object.": [
-        b"", b"{", b"[" * 100_000, [], {**with_tensor(), "id": "\ud800"},  # half of a character
+    "the body is empty.": [b""],
+    "the body is not JSON.": [
+        b"{", b"[" * 100_000, {**with_tensor(), "id": "\ud800"},  # half of a character
     ],
+    "the body must be a JSON object.": [[], b"3"],
     "inputs must be a list with one tensor, image.": [
         {}, b'{"inputs": NaN}', {"inputs": []}, {"inputs": [tensor(b"x"), tensor(b"x")]},
     ],
@@ -274,7 +276,7 @@ WRONG = {
     "outputs must be among entropy, error, exit_round, label, probs.": [
         {**with_tensor(), "outputs": wrong} for wrong in ([{"name": "logits"}], [{"name": []}], "label")
     ],
-    "id must be a string.": [{**with_tensor(), "id": 3}],
+    "id must be a string.": [{**with_tensor(), "id": 3}, b'\xef\xbb\xbf{"id": 3, "inputs": []}'],
 }  # fmt: skip
 
 

@@ -55,7 +55,7 @@ class Corruption:
     def parse(cls, text: str) -> Corruption:
         """From ``fog/3`` or ``my_module:my_corruption/3``."""
         name, _, severity = text.partition("/")
-        check_corruption(name)
+        check_corruption(name, example="my_module:my_corruption/3")
         if severity not in map(str, SEVERITIES):
             raise ValueError(f"{text!r} is not a corruption with a severity from 1 to 5, such as {name}/3.")
         return cls(name, int(severity))
@@ -103,9 +103,9 @@ def find_corruption(where: str) -> CustomCorruption:
     return function
 
 
-def check_corruption(name: str) -> None:
+def check_corruption(name: str, *, example: str = "my_module:my_corruption") -> None:
     """Refuse an unknown name; a corruption of your own is tried on a small image, before workers run it."""
-    check_name(name, CORRUPTIONS, what="corruption", example="my_module:my_corruption")
+    check_name(name, CORRUPTIONS, what="corruption", example=example)
     if name not in CORRUPTIONS:
         _try_function(name, find_corruption(name))
 
