@@ -43,7 +43,7 @@ def test_a_dataset_without_a_readable_image_is_refused(tmp_path):
     (tmp_path / "torn.png").write_bytes(b"torn")
     images = find_unlabelled(tmp_path)
     batches = evaluation_batches(images, config=CONFIG, batch=64, workers=0, device=CPU, unreadable=Unreadable(images))
-    with pytest.raises(ValueError, match="1 of 1 images cannot be read.* Repair or remove"):
+    with pytest.raises(ValueError, match=r"1 of 1 images cannot be read.*Repair or remove"):
         list(batches)
 
 
