@@ -30,7 +30,7 @@ from progresvit.evaluation.parts import Parts, image_batches
 from progresvit.evaluation.record_files import read_records, write_records
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.run import finish_records, run_predictor
-from progresvit.evaluation.source import DataSource, EvalOptions, check_run, finished, names_hash, source_header
+from progresvit.evaluation.source import DataSource, EvalOptions, check_run, finished, header_names_hash, source_header
 from progresvit.io.part_formats import SafetensorsCheckpoints
 from progresvit.io.resumable import Progress, ResumableTable
 from progresvit.metrics.knn import check_knn
@@ -237,7 +237,7 @@ class LabelledSplits:
         return {
             "split": bank_split,
             "images": len(self.bank),
-            "names": names_hash(self.bank),
+            "names": header_names_hash(self.bank),
             "classes": list(self.bank.class_ids),
         }
 

@@ -182,14 +182,14 @@ def make_header(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         images=len(images),
         drawn_from=images.drawn_from,
-        names_sha256=names_hash(images),
+        names_sha256=header_names_hash(images),
         version=__version__,
         **about,
     )
 
 
-def names_hash(images: ImageDataset) -> str:
-    """SHA-256 of the names of all images, in order."""
+def header_names_hash(images: ImageDataset) -> str:
+    """SHA-256 of the names of all images in their order, as a header has it."""
     return hashlib.sha256("\n".join(entry.name for entry in images.entries).encode()).hexdigest()
 
 
