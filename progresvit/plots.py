@@ -274,7 +274,7 @@ def few_colours(png: bytes, most_bytes: int | None = None) -> bytes:
     from scipy.spatial import cKDTree
 
     info = PngInfo()
-    with Image.open(io.BytesIO(png)) as image:
+    with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
         pixels = np.asarray(image.convert("RGB"))  # (H, W, 3)
         for key, text in getattr(image, "text", {}).items():
             info.add_text(key, text)

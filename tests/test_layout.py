@@ -109,12 +109,12 @@ def test_the_package_does_not_import_repro():
     ("use", "heavy"),
     [
         ("progresvit.__version__", {"pydantic", "numpy", "torch"}),
-        ("progresvit.data.worker_pool", {"pydantic", "torch"}),
+        ("progresvit.data.decoding_process", {"pydantic", "torch"}),
         ("progresvit.compute.parameters(progresvit.preset('progresvit_tiny_160_224'))", {"numpy", "torch"}),
     ],
 )
 def test_importing_the_package_is_light(use, heavy):
-    module = "progresvit.data.worker_pool" if "worker_pool" in use else "progresvit"
+    module = "progresvit.data.decoding_process" if "decoding_process" in use else "progresvit"
     code = f"import sys, {module}; {use}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {*heavy, "timm", "torchvision"} & set(loaded)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from typing import Annotated
 
@@ -29,10 +28,21 @@ def serve(
     ] = 0.01,
     max_body: Annotated[float, typer.Option(help="Megabytes of a request.")] = 16.0,
     max_images: Annotated[int, typer.Option(help="Images of a request.", min=1)] = 64,
-    max_pixels: options.MaxPixels = None,
+    max_pixels: Annotated[
+        int | None,
+        typer.Option(help="Most pixels to decode of a file; 25 million by default. Larger JPEGs are reduced.", min=1),
+    ] = None,
+    max_memory: Annotated[float, typer.Option(help="Megabytes of requests that are held at a time.")] = 256.0,
     batch_wait: Annotated[float, typer.Option(help="Seconds that an image may wait for a fuller batch.")] = 0.005,
     deadline: Annotated[float, typer.Option(help="Seconds until a request is given up (504).")] = 10.0,
     drain: Annotated[float, typer.Option(help="Seconds for accepted requests at the end.")] = 30.0,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name by which clients may call the server; again for more. By default any, or localhost."),
+    ] = None,
+    allow_anyone: Annotated[
+        bool, typer.Option("--allow-anyone", help="Listen for other machines although there is no token.")
+    ] = False,
 ) -> None:
     """Serve a model over HTTP: Open Inference Protocol v2, POST /classify, /metrics. Ends on Ctrl-C or SIGTERM.
 
@@ -48,21 +58,14 @@ def serve(
 
     if not 0 <= audit <= 1:
         raise ValueError(f"--audit is a share of the images from 0 to 1 (0.01 for 1 %), not {audit:g}.")
-    token = os.environ.get(TOKEN) or None
-    if token is None and not _is_loopback(host):
-        typer.echo(f"warning: {host} is reachable from other machines, and anyone can use it; set {TOKEN}.", err=True)
-    limits = Limits(body=round(max_body * 1e6), images=max_images, wait=batch_wait, deadline=deadline, drain=drain)
+    limits = Limits(
+        body=round(max_body * 1e6), images=max_images, wait=batch_wait, deadline=deadline, drain=drain,
+        memory=round(max_memory * 1e6),
+    )  # fmt: skip
     with output.setting_notes():
         server = make_server(
-            model, parse_limit(threshold), host=host, port=port, token=token, limits=limits, audit_rate=audit,
-            top_k=top_k, backend=backend, precision=precision, batch=batch, threads=threads, device=device,
-            max_pixels=max_pixels,
+            model, parse_limit(threshold), host=host, port=port, token=os.environ.get(TOKEN) or None,
+            allow_anyone=allow_anyone, hosts=allow_host or None, limits=limits, audit_rate=audit, top_k=top_k,
+            backend=backend, precision=precision, batch=batch, threads=threads, device=device, max_pixels=max_pixels,
         )  # fmt: skip
     server.run_and_report(typer.echo)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

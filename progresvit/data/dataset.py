@@ -28,7 +28,7 @@ from progresvit.data.split import TRAIN, VAL, hold_out
 SUFFIXES = (
     ".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".jpe", ".jfif",
     ".mpo", ".apng", ".dib", ".avif", ".jp2", ".j2k", ".jpx", ".jpf", ".j2c", ".jpc", ".tga", ".heic", ".heif", ".qoi",
-    ".ico", ".icns", ".dds", ".pcx", ".psd", ".sgi",
+    ".dds", ".pcx", ".psd", ".sgi",
 )  # fmt: skip
 """Images that Pillow reads; .heic and .heif with the plug-in pillow-heif."""
 

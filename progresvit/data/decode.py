@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import struct
-import threading
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
 
-_FILTERS = threading.Lock()
-"""Warning filters are global to the process, so only one thread at a time may change them."""
-
+FORMATS = (
+    "JPEG", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000", "QOI", "DDS", "PCX", "PSD",
+    "SGI", "TGA",
+)  # fmt: skip
+"""The formats that are read, by Pillow's names, and HEIC beside them. Others are refused whatever the name of the file
+says: EPS, for example, runs a PostScript interpreter. TGA files have no signature, so TGA is tried last."""
 JPEGS = ("JPEG", "MPO")
 """Pillow's names; an MPO file is a JPEG with further images."""
 SCALES = (1, 2, 4, 8)
 """A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size."""
+MOST_SCANS = 100
+"""The most scans of a JPEG; encoders write about 10. Each costs time for the whole image, and may be a few bytes."""
+MOST_SEGMENTS = 10 * MOST_SCANS
+"""The most segments of a JPEG after its first scan: scans, and the tables between them."""
 HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 """How HEIC files begin, after ``ftyp``."""
+
+_SEGMENT = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
+"""Start of a segment with a length, or the end of the image. 00 follows FF in data; 01 and D0 to D7 stand alone."""
+_START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 
 
 class ImageError(ValueError):
@@ -76,35 +87,67 @@ def open_header(content: bytes, max_pixels: int | None = None, *, reducible: boo
         max_pixels: Largest number of pixels that may be decoded; None: Pillow's limit, ``Image.MAX_IMAGE_PIXELS``.
         reducible: :func:`shrink_on_load` is called with the same limit, so a JPEG counts at its smallest scale.
     """
-    try:
-        with _FILTERS, warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image: Image.Image = Image.open(io.BytesIO(content))
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        image = _open_large(content)
-    except UnidentifiedImageError:
-        if content[4:8] != b"ftyp" or content[8:12] not in HEIF_BRANDS:
-            raise
-        image = _open_heic(content)
+    image = identify(content)
     limit = max_pixels or Image.MAX_IMAGE_PIXELS or math.inf
     if image.width * image.height > limit:
         size = f"{image.width:,} x {image.height:,} pixels, the limit is {limit:,}"
-        if not (reducible and image.format in JPEGS and is_decoded_by_rows(content)):
+        if not (reducible and image.format in JPEGS and is_decoded_by_rows(image, content)):
             raise TooLargeError(f"too large to be opened safely ({size})")
         if _pixels(image.size, SCALES[-1]) > limit:
             raise TooLargeError(f"too large to be opened safely, even at 1/{SCALES[-1]} of its size ({size})")
+    if image.format in JPEGS:
+        _check_scans(image, content)
     return image
 
 
-def _open_large(content: bytes) -> Image.Image:
-    """Open an image above Pillow's limit. The limit is global, so changing it would affect other threads."""
-    for factory, accept in [Image.OPEN[name] for name in Image.ID]:
-        if accept is None or accept(content[:16]) is True:
-            try:
-                return factory(io.BytesIO(content), "")
-            except (SyntaxError, IndexError, TypeError, struct.error):  # of another format after all
-                continue
+def identify(content: bytes) -> Image.Image:
+    """Open an image of one of :data:`FORMATS`.
+
+    ``Image.open`` does the same, and warns of large images. The filters of warnings are global to the process, and so
+    is its limit; :func:`open_header` has a limit of its own.
+    """
+    for factory in _factories(content):
+        try:
+            return factory(_LastRead(content), "")
+        except (SyntaxError, IndexError, TypeError, struct.error):  # of another format after all
+            continue
+    if _is_heic(content):
+        return _open_heic(content)
     raise UnidentifiedImageError
+
+
+def _factories(content: bytes, *, signed: bool = False) -> Iterator[Callable[..., Image.Image]]:
+    """What may open this content, by its signature; without ``signed``, the formats that have none too."""
+    prefix = content[:16]
+    for name in FORMATS:
+        if name not in Image.OPEN:
+            Image.init()
+        if name not in Image.OPEN:  # a build of Pillow without it
+            continue
+        factory, accept = Image.OPEN[name]
+        fits = not signed
+        if accept is not None:
+            try:
+                fits = accept(prefix) is True
+            except (IndexError, struct.error):  # a very short file
+                fits = False
+        if fits:
+            yield factory
+
+
+def _is_heic(content: bytes) -> bool:
+    return content[4:8] == b"ftyp" and content[8:12] in HEIF_BRANDS
+
+
+def has_signature(head: bytes) -> bool:
+    """Whether a file that begins like this may be an image; 1 MiB tells it of formats without a signature."""
+    if _is_heic(head) or any(_factories(head, signed=True)):
+        return True
+    try:
+        identify(head)
+    except (UnidentifiedImageError, OSError):
+        return False
+    return True
 
 
 def _open_heic(content: bytes) -> Image.Image:
@@ -115,23 +158,55 @@ def _open_heic(content: bytes) -> Image.Image:
 
         raise ImageError(f"a HEIC image, and {not_installed('pillow-heif', 'heic')}") from None
     pillow_heif.register_heif_opener()
-    return Image.open(io.BytesIO(content))
+    return Image.open(io.BytesIO(content), formats=["HEIF"])
 
 
-def is_decoded_by_rows(content: bytes) -> bool:
-    """Whether it is a JPEG that is decoded in the memory of its result: sequential, all components in one scan.
+class _LastRead(io.BytesIO):
+    """Remembers what was read last."""
 
-    For others, such as progressive ones, the decoder holds the coefficients of the whole image at its full size.
+    last = b""
+
+    def read(self, size: int | None = -1) -> bytes:
+        self.last = super().read(size)
+        return self.last
+
+
+def _first_scan(image: Image.Image, content: bytes) -> tuple[int, bool]:
+    """Where the data of the first scan of a JPEG begin, and whether the image is decoded row by row.
+
+    Pillow has read the header and nothing else. The last it reads are the components of the first scan.
     """
-    position, components = 2, None
-    while position + 9 < len(content) and content[position] == 0xFF:
-        marker, length = content[position + 1], int.from_bytes(content[position + 2 : position + 4], "big")
-        if marker in (0xC0, 0xC1):  # start of a sequential frame
-            components = content[position + 9]
-        elif marker == 0xDA:  # start of a scan
-            return content[position + 4] == components
-        position += 1 if marker == 0xFF else 2 + length
-    return False
+    if image.format != "JPEG":  # an MPO file, of which Pillow has read more
+        image = JpegImageFile(_LastRead(content))
+    assert isinstance(image, JpegImageFile)
+    assert isinstance(image.fp, _LastRead)
+    start, scan = image.fp.tell(), image.fp.last
+    is_scan = content[start - len(scan) - 4 : start] == struct.pack(">BBH", 0xFF, _START_OF_SCAN, len(scan) + 2) + scan
+    has_all = is_scan and scan[:1] == bytes([image.layers])
+    return start, has_all and "progressive" not in image.info
+
+
+def is_decoded_by_rows(image: Image.Image, content: bytes) -> bool:
+    """Whether a JPEG with this content, of which only the header is read, is decoded in the memory of its result.
+
+    It is sequential, with all components in one scan. For others, such as progressive ones, the decoder holds the
+    coefficients of the whole image at its full size.
+    """
+    return _first_scan(image, content)[1]
+
+
+def _check_scans(image: Image.Image, content: bytes) -> None:
+    """Refuse a JPEG of too many scans. One that is decoded row by row has one scan; the decoder refuses a second."""
+    position, by_rows = _first_scan(image, content)
+    if by_rows:
+        return
+    scans, segments = 1, 0
+    while (segment := _SEGMENT.search(content, position)) and content[segment.end() - 1] != _END_OF_IMAGE:
+        segments += 1
+        scans += content[segment.end() - 1] == _START_OF_SCAN
+        if scans > MOST_SCANS or segments > MOST_SEGMENTS:
+            raise ImageError(f"a JPEG of more than {MOST_SCANS} scans; save it again")
+        position = segment.end() + int.from_bytes(content[segment.end() : segment.end() + 2], "big")
 
 
 def shrink_on_load(image: Image.Image, size: tuple[int, int], max_pixels: int | None = None) -> int:
@@ -157,7 +232,9 @@ def _pixels(size: tuple[int, int], divisor: int) -> int:
 
 def upright_rgb(image: Image.Image) -> Image.Image:
     """The image in RGB, rotated as its EXIF data says."""
-    image = ImageOps.exif_transpose(image)
+    image.load()
+    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+        image = ImageOps.exif_transpose(image)  # which copies an image that is upright
     if image.mode == "RGB":
         return image
     if image.mode.startswith("I"):  # 16 bits, or 32 that hold 16
@@ -169,6 +246,5 @@ def upright_rgb(image: Image.Image) -> Image.Image:
         raise ImageError("its pixels are floating-point numbers of unknown range")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(white, image).convert("RGB")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)  # lets go of the image before
     return image.convert("RGB")

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, takewhile
 from typing import NamedTuple, overload
+
+from progresvit.data.decode import ImageError, has_signature
+
+MOST_BYTES = 2**30
+"""The most bytes of an image file."""
+TRUSTED_BYTES = 64 * 2**20
+"""A larger file is read only if it begins like an image."""
+_HEAD = 2**20
+"""Bytes that tell whether a file without a signature is a TGA image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +31,33 @@ class Entry:
 
     def read(self) -> bytes:
         """The content of the image file."""
-        with open(self.path, "rb") as file:
-            file.seek(self.offset)
-            return file.read(self.size)
+        return read_file(self.path, self.offset, self.size)
+
+
+def read_file(path: str | os.PathLike[str], offset: int = 0, size: int = -1) -> bytes:
+    """The content of an image file, or a range of it.
+
+    Pipes, devices and files that are too large to be images are an :class:`ImageError` and are not read.
+    """
+    with open(path, "rb", opener=_open_without_waiting) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ImageError("not a file but a pipe or a device")
+        if size < 0:
+            size = max(0, status.st_size - offset)
+        if size > MOST_BYTES:
+            raise ImageError(f"a file of {size / 2**30:.1f} GiB; the limit is {MOST_BYTES / 2**30:.0f} GiB")
+        file.seek(offset)
+        if size > TRUSTED_BYTES:
+            if not has_signature(file.read(_HEAD)):
+                raise ImageError("not an image, or of a format that Pillow does not read")
+            file.seek(offset)
+        return file.read(size)
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open a pipe although nothing writes to it; it is refused then."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 class _Prefix(NamedTuple):

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import ExifTags, Image
 
 from progresvit.data.crop import Box, EvaluationCrop
-from progresvit.data.dataset import Entry, ImageDataset
+from progresvit.data.dataset import ImageDataset
 from progresvit.data.dataset import is_web_address as is_web_address
 from progresvit.data.decode import (
     JPEGS,
@@ -28,10 +28,12 @@ from progresvit.data.decode import (
     TooLargeError,
     decode,
     image_errors,
+    is_decoded_by_rows,
     open_header,
     shrink_on_load,
     upright_rgb,
 )
+from progresvit.data.entries import Entry, read_file
 
 MORE_PIXELS = "; a larger max_pixels=… allows more"
 ON_THE_WEB = "a web address; download it and give the file"
@@ -41,6 +43,10 @@ SHRINK_MARGIN = 1.5
 predicts the same class for 430 of 431 photographs twice as large as the crop or more; without a margin for 421."""
 GPU_SIDES = (16, 16384)
 """Shortest and longest side of the JPEGs that the GPU decodes."""
+SHORT_HEADER = 64 * 1024
+"""Bytes in which the header of a JPEG ends, unless it has a preview or a large colour profile."""
+BLOCK = 8
+"""Reading 64 pixels of a JPEG that is decoded at a smaller scale takes about as long as decoding 8."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,8 @@ class Form(IntEnum):
     CROP = 2
     """(C, r, r)"""
     ERROR = 3
+    LATER = 4
+    """Nothing: the image has more pixels than the plan's ``quick_pixels``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +104,8 @@ class Plan:
     max_pixels: int | None = None
     """Largest number of pixels to decode: larger JPEGs are decoded at a smaller scale, other images are refused. None:
     Pillow's limit."""
+    quick_pixels: int | None = None
+    """Images that take more pixels to decode are left as :attr:`Form.LATER`; None: every image is decoded."""
     pillow_limit: int | None = field(default_factory=lambda: Image.MAX_IMAGE_PIXELS)
     """Pillow's limit in this process, which worker processes take over."""
 
@@ -117,7 +127,7 @@ def read_request(request: Request) -> bytes:
     if isinstance(request, UnreadImage):
         raise ImageError(request.reason)
     try:
-        return request.read() if isinstance(request, Entry) else Path(request).read_bytes()
+        return request.read() if isinstance(request, Entry) else read_file(request)
     except OSError as error:
         if is_web_address(request.path if isinstance(request, Entry) else request):
             raise ImageError(ON_THE_WEB) from None
@@ -128,14 +138,16 @@ def read_request(request: Request) -> bytes:
         raise ImageError(f"cannot be read ({error.strerror or error})") from error
 
 
-def prepare(request: Request | Image.Image, plan: Plan, room: int | None = None) -> Prepared:
-    """Prepare an image. A PIL image gets the evaluation crop whatever the plan is.
+def prepare(request: Request | Image.Image | Prepared, plan: Plan, room: int | None = None) -> Prepared:
+    """Prepare an image. A PIL image gets the evaluation crop whatever the plan is; a prepared image stays as it is.
 
     Args:
         request: The image.
         plan: What to do.
         room: Largest number of bytes of the result; a crop always fits. None: any.
     """
+    if isinstance(request, Prepared):
+        return request
     try:
         if isinstance(request, Image.Image):
             return _cropped(decode(request), plan.crop)
@@ -148,22 +160,51 @@ def prepare(request: Request | Image.Image, plan: Plan, room: int | None = None)
         return Prepared(Form.ERROR, error=f"cannot be opened ({type(error).__name__}: {error})")
 
 
+def prepare_for_gpu(content: bytes, plan: Plan, room: int | None = None) -> Prepared | None:
+    """Prepare a JPEG that the device decodes, from its first bytes; None for other images, and for longer headers."""
+    if not plan.jpeg:
+        return None
+    with suppress(Exception):  # reported when the whole file is prepared
+        head = content[:SHORT_HEADER]
+        image = open_header(head, plan.max_pixels)
+        if image.format == "JPEG" and "mp" not in image.info and is_decoded_by_rows(image, head):
+            return _as_jpeg(image, content, plan, room)
+    return None
+
+
+def _as_jpeg(image: Image.Image, content: bytes, plan: Plan, room: int | None) -> Prepared | None:
+    """The bytes of a JPEG that the device decodes; None for other images."""
+    is_small = image.width * image.height <= (plan.max_pixels or Image.MAX_IMAGE_PIXELS or math.inf)
+    if not (plan.jpeg and is_small and (room is None or len(content) <= room) and is_for_gpu(image, content)):
+        return None
+    orientation = _orientation(image)
+    box = plan.crop.box(upright_size(image.size, orientation))
+    return Prepared(Form.JPEG, np.frombuffer(content, np.uint8), image.size, orientation, box)
+
+
+def _orientation(image: Image.Image) -> int:
+    """As in EXIF, from 1 to 8; unknown values count as upright."""
+    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    return orientation if orientation in range(1, 9) else 1
+
+
 def _prepare(content: bytes, plan: Plan, room: int | None) -> Prepared:
     with image_errors():
         image = open_header(content, plan.max_pixels, reducible=True)
-        size, orientation, divisor = image.size, 1, 1
+        size, orientation, divisor, work = image.size, 1, 1, math.prod(image.size)
         if image.format in JPEGS:
-            orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-            orientation = orientation if orientation in range(1, 9) else 1  # unknown values count as upright
-            is_small = image.width * image.height <= (plan.max_pixels or Image.MAX_IMAGE_PIXELS or math.inf)
-            if plan.jpeg and is_small and (room is None or len(content) <= room) and is_for_gpu(image, content):
-                box = plan.crop.box(upright_size(size, orientation))
-                return Prepared(Form.JPEG, np.frombuffer(content, np.uint8), size, orientation, box)
+            if as_jpeg := _as_jpeg(image, content, plan, room):
+                return as_jpeg
+            orientation, has_rows = _orientation(image), is_decoded_by_rows(image, content)
             needed = size
             if plan.shrink:
                 (width, height), _ = plan.crop.place(size)
                 needed = (math.ceil(SHRINK_MARGIN * width), math.ceil(SHRINK_MARGIN * height))
             divisor = shrink_on_load(image, needed, plan.max_pixels)
+            if has_rows:
+                work = math.prod(image.size) + work // BLOCK
+        if plan.quick_pixels is not None and work > plan.quick_pixels:
+            return Prepared(Form.LATER, size=size)
         rgb, section = upright_rgb(image), None
     if divisor > 1:
         left, top, right, bottom = plan.crop.box(upright_size(size, orientation))

@@ -1,35 +1,24 @@
-"""Processes that read and decode image files, with shared memory between them and this process.
+"""Many images prepared in processes, in order, with shared memory between them and this process.
 
 Threads of one process decode at most about three images at a time, because they share the interpreter lock. A pool's
-processes run this file: they read tasks from a socket and write the images into the shared memory. They need no
-``if __name__ == "__main__"`` in the user's script, import no torch, and end when this process ends in any way. A file
-that kills a process (a decoder's crash, the system's out-of-memory killer) fails alone, because its chunk is tried
-again image by image.
+processes (decoding_process.py) read tasks from a socket and write the images into the shared memory. A file that kills
+a process (a decoder's crash, the system's out-of-memory killer) fails alone, because its chunk is tried again image by
+image.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
 
-import progresvit
-from progresvit.data.crop import Box
-from progresvit.data.prepare import Form, Plan, Prepared, Request, prepare
+from progresvit.data.decoding_process import Process, Reply, as_prepared, cause, shared_file, start_process
+from progresvit.data.prepare import Form, Plan, Prepared, Request
 
 CHUNK = 8
 """Images in a task."""
@@ -37,10 +26,6 @@ SLOT = 1024 * 1024
 """Bytes of shared memory for an image; the worker crops a larger one."""
 QUEUED = 2
 """Tasks that a worker holds at a time, so that it never waits for the next one."""
-IS_SUPPORTED = os.name == "posix"
-
-Reply: TypeAlias = list[tuple[int, int, int, tuple[int, int], int, Box, str | None]]
-"""The form of each image, its start and length in the segment, width and height, orientation, box and error."""
 
 
 @dataclass
@@ -56,7 +41,7 @@ class _Task:
 
 @dataclass
 class _Worker:
-    process: subprocess.Popen[bytes]
+    process: Process
     connection: Connection
     tasks: deque[_Task] = field(default_factory=deque)
 
@@ -77,7 +62,7 @@ class WorkerPool:
         self._group = max(1, group // CHUNK)
         self._length = CHUNK * max(SLOT if plan.pixels or plan.jpeg else 0, plan.crop.byte_count)  # any crop fits
         segments = QUEUED * workers + 2 * self._group
-        self._file = _shared_file(segments * self._length)
+        self._file = shared_file(segments * self._length)
         self.memory = np.frombuffer(mmap.mmap(self._file, segments * self._length), np.uint8)
         """The memory that all processes share; the data of the prepared images lie here."""
         self._free = list(range(segments))
@@ -141,22 +126,8 @@ class WorkerPool:
         return best if best is not None and len(best.tasks) < QUEUED else None
 
     def _start(self) -> _Worker:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            handed = (theirs.fileno(), self._file)
-            arguments = [str(value) for value in (*handed, len(self.memory))]
-            home = str(Path(progresvit.__file__).parents[1])
-            paths = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "progresvit.data.worker_pool", *arguments],
-                pass_fds=handed,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": paths},
-                process_group=0,  # Ctrl-C reaches every process of a terminal's group; the parent ends the workers
-            )
-        worker = _Worker(process, Connection(ours.detach()))
+        worker = _Worker(*start_process(self._file, len(self.memory)))
         self._running.append(worker)
-        worker.connection.send(self.plan)
         return worker
 
     def _send(self, worker: _Worker, task: _Task) -> None:
@@ -166,7 +137,9 @@ class WorkerPool:
             requests = requests[done : done + 1]
         worker.tasks.append(task)
         try:
-            worker.connection.send((task.segment * self._length, self._length, self._length // CHUNK, requests))
+            worker.connection.send(
+                (self.plan, task.segment * self._length, self._length, self._length // CHUNK, requests)
+            )
         except ConnectionError:  # it has died, which is noticed when its reply is read
             return
 
@@ -185,10 +158,7 @@ class WorkerPool:
 
     def _take(self, worker: _Worker, task: _Task, reply: Reply) -> None:
         first = task.segment * self._length
-        results = []
-        for form, start, length, size, orientation, box, error in reply:
-            data = self.memory[first + start : first + start + length] if length else None
-            results.append(Prepared(Form(form), data, size, orientation, box, error))
+        results = as_prepared(reply, self.memory[first:])
         if not task.alone:
             task.results = results
             return
@@ -216,7 +186,7 @@ class WorkerPool:
         replacement = self._start()
         failed, *others = worker.tasks
         if failed.alone:
-            reason = f"the process that decoded it was ended by {_cause(code)}"
+            reason = f"the process that decoded it was ended by {cause(code)}"
             self._add_alone(replacement, failed, Prepared(Form.ERROR, error=reason))
         else:
             failed.alone = True
@@ -240,55 +210,3 @@ def _first_group_is_done(waiting: Iterable[_Task]) -> bool:
         if task.ends_group:
             return True
     return False
-
-
-def _cause(code: int) -> str:
-    """The meaning of an exit status."""
-    if code == -signal.SIGKILL:
-        return "the system (out of memory?)"
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-
-
-def _shared_file(size: int) -> int:
-    """A file of this size in memory, without a name."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("progresvit")
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, size)
-    return descriptor
-
-
-def serve_tasks() -> None:
-    """Serve tasks until the parent closes the socket: ``python -m progresvit.data.worker_pool SOCKET MEMORY SIZE``."""
-    handed_socket, memory, size = map(int, sys.argv[1:])
-    shared = np.frombuffer(mmap.mmap(memory, size), np.uint8)
-    with Connection(handed_socket) as parent:
-        try:
-            plan: Plan = parent.recv()
-            Image.MAX_IMAGE_PIXELS = plan.pillow_limit
-            while True:
-                start, length, room, requests = parent.recv()
-                parent.send(prepare_into(shared[start : start + length], requests, plan, room))
-        except (EOFError, ConnectionError):
-            os._exit(0)  # the parent is gone
-
-
-def prepare_into(segment: NDArray[np.uint8], requests: Sequence[Request], plan: Plan, room: int) -> Reply:
-    """Prepare images one after another in the segment, each of at most ``room`` bytes."""
-    reply: Reply = []
-    start = 0
-    for request in requests:
-        image = prepare(request, plan, room)
-        length = 0
-        if image.data is not None:
-            length = image.data.size
-            segment[start : start + length].reshape(image.data.shape)[...] = image.data
-        reply.append((int(image.form), start, length, image.size, image.orientation, image.box, image.error))
-        start += length
-    return reply
-
-
-if __name__ == "__main__":
-    serve_tasks()

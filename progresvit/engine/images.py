@@ -18,10 +18,11 @@ from progresvit.config import ModelConfig
 from progresvit.data.crop import EvaluationCrop
 from progresvit.data.dataset import Entry
 from progresvit.data.decode import ImageError, decode
+from progresvit.data.decoding_process import IS_SUPPORTED
 from progresvit.data.prepare import NO_FILE as NO_FILE
 from progresvit.data.prepare import ON_THE_WEB as ON_THE_WEB
 from progresvit.data.prepare import Plan, Prepared, Request, UnreadImage, prepare, read_request
-from progresvit.data.worker_pool import IS_SUPPORTED, SLOT, WorkerPool
+from progresvit.data.worker_pool import SLOT, WorkerPool
 
 if TYPE_CHECKING:
     import torch
@@ -93,13 +94,13 @@ class ImageOpener:
             return OpenedImages(_checked(images, self.config))
         return self.finish(self.prepare(images, pool), pool)
 
-    def prepare(self, images: Sequence[ImageInput], pool: Executor | None = None) -> list[Prepared]:
-        """The steps for each image alone: decoding and cropping, unless the GPU does them."""
+    def prepare(self, images: Sequence[ImageInput | Prepared], pool: Executor | None = None) -> list[Prepared]:
+        """The steps for each image alone: decoding and cropping, unless the GPU does them or they are done."""
         if self.config.in_channels not in (1, 3):
             raise ValueError(
                 f"image files have 1 or 3 channels and this model takes {self.config.in_channels}; give it arrays."
             )
-        images = [as_input(image) for image in images]
+        images = [image if isinstance(image, Prepared) else as_input(image) for image in images]
         prepare_one = partial(prepare, plan=self.plan, room=self._room)
         return list(map(prepare_one, images) if pool is None else pool.map(prepare_one, images))
 

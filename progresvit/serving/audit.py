@@ -29,6 +29,8 @@ RATE = 0.01
 """Default share of the images to audit."""
 PRIOR = 0.5
 """Both parameters of the beta mixture: Jeffreys' prior."""
+REMEMBERED = 100_000
+"""Sampled images whose copies are recognised."""
 WINDOW = 4000
 """Images over which drift is measured."""
 ENOUGH = 500
@@ -92,9 +94,10 @@ def _lowest(disagreements: int, images: int, delta: float) -> float:
 class Audit:
     """A confidence sequence for the disagreement rate of served images, with an alarm.
 
-    The alarm starts when the lower bound exceeds the limit, and stays. If the disagreement rate, constant or not, never
-    exceeds the limit, the probability of an alarm at any time is at most delta. The bounds assume a constant rate; they
-    cover all audited images since the start, not only recent ones.
+    There is an alarm while the lower bound exceeds the limit. If the disagreement rate, constant or not, never exceeds
+    the limit, the probability of an alarm at any time is at most delta. The bounds assume a constant rate; they cover
+    all audited images since the start or the last reset, not only recent ones. An image counts once, however often it
+    is sent.
 
     An alarm says that early exits change more answers than was certified: the images differ from the calibration
     images, or the certificate fails, which happens with the probability of its own delta. The disagreement rate is at
@@ -110,7 +113,7 @@ class Audit:
     Attributes:
         images: Audited images, n.
         disagreements: Audited images that exited early with another class than the last round's, k.
-        alarm: Whether the lower bound has ever exceeded the limit.
+        alarm: Whether the lower bound exceeds the limit.
     """
 
     def __init__(
@@ -129,18 +132,35 @@ class Audit:
         self.images = self.disagreements = 0
         self.alarm = False
         self._random, self._lock = random.Random(seed), Lock()
+        self._seen: dict[bytes, None] = {}
 
     def samples(self) -> bool:
         """Whether to audit the next image: true with the probability ``rate``. Call it once for each image."""
         with self._lock:
             return self._random.random() < self.rate
 
+    def is_new(self, digest: bytes) -> bool:
+        """Whether no sampled image had this hash, among the last ``REMEMBERED``; it has from now on."""
+        with self._lock:
+            if digest in self._seen:
+                return False
+            self._seen[digest] = None
+            if len(self._seen) > REMEMBERED:
+                del self._seen[next(iter(self._seen))]
+            return True
+
     def record(self, disagrees: bool) -> None:
-        """Count an audited image. Do not record images that could not be opened."""
+        """Count an audited image. Do not record images that could not be opened, and copies of others."""
         with self._lock:
             self.images += 1
             self.disagreements += bool(disagrees)
-            self.alarm = self.alarm or self._exceeds_limit()
+            self.alarm = self._exceeds_limit()
+
+    def reset(self) -> None:
+        """Forget the evidence; images that were counted are not counted again."""
+        with self._lock:
+            self.images = self.disagreements = 0
+            self.alarm = False
 
     def _exceeds_limit(self) -> bool:
         """Whether the lower bound is above the limit; no root is needed for that."""

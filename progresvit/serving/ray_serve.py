@@ -27,6 +27,8 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 from starlette.types import Receive, Scope, Send
 
+from progresvit.data.isolated import IsolatedDecoder
+from progresvit.data.prepare import Form
 from progresvit.engine import Engine
 from progresvit.engine.images import ImageOpener
 from progresvit.engine.options import EngineOptions
@@ -39,7 +41,7 @@ from progresvit.serving.front.app import make_app
 from progresvit.serving.metrics import ServerMetrics
 from progresvit.serving.ray_data import check_model, for_each_round
 from progresvit.serving.service import UNSUPPORTED, Limits, gather_within, is_image, too_many_requests
-from progresvit.serving.start import CPU_BATCH, TOKEN
+from progresvit.serving.start import CPU_BATCH, MOST_PIXELS, TOKEN
 
 try:
     from ray import serve
@@ -212,7 +214,9 @@ class FirstRoundReplica(RoundReplica):
         self.name = Path(options.model).expanduser().resolve().name
         self.limits = Limits(deadline=options.deadline)
         self.metrics = ServerMetrics(len(self.engine.gmacs))  # Ray has an address of its own for them
-        self._opener, self._pending = ImageOpener(self.engine.config), 0
+        self._opener, self._pending = ImageOpener(self.engine.config, max_pixels=MOST_PIXELS), 0
+        workers = max(1, math.ceil(options.cpus))
+        self._decoder = IsolatedDecoder(self._opener.plan, workers=workers, most_bytes=self.limits.body)
         self._images = serve.metrics.Counter("progresvit_images", "Answered images.", tag_keys=("exit_round",))
         self._app = make_app(self, token=options.token, has_metrics=False)
 
@@ -247,7 +251,10 @@ class FirstRoundReplica(RoundReplica):
     async def _classify_one(self, content: bytes, threshold: float) -> Prediction:
         if not is_image(content):
             return Prediction.failed(UNSUPPORTED)
-        opened = await asyncio.to_thread(self._opener.open, [content])
+        prepared = await asyncio.wrap_future(self._decoder.submit(content))
+        if prepared.form is Form.LATER:
+            prepared = await asyncio.wrap_future(self._decoder.submit_slow(content))
+        opened = self._opener.finish([prepared])
         if opened.errors:
             return Prediction.failed(opened.errors[0])
         prediction = await self.run(RoundImage(np.asarray(opened.pixels[0]), None, threshold))

@@ -1,23 +1,28 @@
 """The service: all requests share one engine. It refuses requests that would wait too long, audits exits, and drains.
 
-Its methods run in the thread of the event loop; the engine computes in its own thread.
+Its methods run in the thread of the event loop; the engine computes in its own thread, and images are decoded in
+processes with limits.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+import numpy as np
 from fastapi import HTTPException
 
+from progresvit.data.isolated import IsolatedDecoder
+from progresvit.data.prepare import Form, Plan, Prepared
 from progresvit.engine.engine import Engine
 from progresvit.engine.prediction import Prediction
 from progresvit.engine.scheduler import EngineFull
@@ -28,8 +33,10 @@ if TYPE_CHECKING:
 
 KINDS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM", b"II*\x00", b"MM\x00*")
 """First bytes of JPEG, PNG, GIF, BMP and TIFF files."""
-READ_AHEAD = 16
-"""Requests are read up to twice the limit of the queue plus this number."""
+READ_AHEAD = 1024
+"""Requests are read up to twice the limit of the queue plus this number, within ``Limits.memory``."""
+SLOW_IMAGES = 4
+"""Slow images wait until they have this many times the pixels of the largest image."""
 MOST_AUDITS = 16
 """The most images that wait for their audit; no image is sampled while the queue is full."""
 AUDIT_RETRY = 0.05
@@ -38,6 +45,8 @@ LEAST_PENDING = 24
 """Smallest limit of the queue, for slow models. At 80 % of the capacity, random arrivals rarely need more."""
 
 T = TypeVar("T")
+Hold: TypeAlias = Callable[[int], None]
+"""Counts bytes of a request as held, or refuses them."""
 log = logging.getLogger(__name__)
 
 
@@ -59,6 +68,10 @@ class Limits:
     """Seconds after which a request without an answer gets 504."""
     receive: float = 10.0
     """Seconds that a client has to send its request."""
+    rate: float = 10_000.0
+    """Bytes per second that a client must send, after the first 2 seconds."""
+    memory: int = 256_000_000
+    """The most bytes of requests that are held at a time, until nothing refers to them."""
     drain: float = 30.0
     """Seconds to answer the accepted requests when the server ends."""
 
@@ -70,6 +83,9 @@ class Service:
         engine: Must have ``metrics`` as its observer.
         name: Name of the model in addresses and responses.
         audit: Samples images to run to the last round; None for no audit.
+
+    Attributes:
+        held: Bytes of requests that are held now.
     """
 
     version = "1"
@@ -86,34 +102,48 @@ class Service:
         self.engine, self.name, self.metrics = engine, name, metrics
         self.limits, self.audit = limits or Limits(), audit
         self.is_draining = False
-        self._pending = self._requests = 0
+        self._pending = self._slow = self._slow_pixels = self._requests = self.held = 0
+        self.decoder = IsolatedDecoder(engine.opener.plan, workers=engine.workers, most_bytes=self.limits.body)
         self._audits: set[asyncio.Future[None]] = set()
 
     @property
     def queue_limit(self) -> int:
         """The most images that may wait or run: as many as are computed in ``limits.queue`` seconds."""
-        seconds = self.metrics.seconds_per_image()
-        if seconds is None:
+        seconds = max(self.metrics.seconds_per_image() or 0.0, self.decoder.seconds_per_image)
+        if not seconds:
             return self.limits.pending
         return min(self.limits.pending, max(LEAST_PENDING, math.ceil(self.limits.queue / seconds)))
 
     @contextmanager
-    def accepted(self) -> Iterator[None]:
-        """A context in which a request is read and answered; entering it refuses the request if the server is full."""
+    def accepted(self) -> Iterator[Hold]:
+        """A context in which a request is read and answered; entering it refuses the request if the server is full.
+
+        It gives a function that counts further bytes of the request as held, or refuses them.
+        """
         if self.is_draining:
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down.", {"Connection": "close"})
         self._check_capacity(1)
         if self._requests >= 2 * self.queue_limit + READ_AHEAD:
             raise self._full()
         self._requests += 1
+        request = 0
+
+        def hold(size: int) -> None:
+            nonlocal request
+            if self.held + size > self.limits.memory:
+                raise self._full()
+            self.held, request = self.held + size, request + size
+
         try:
-            yield
+            yield hold
         finally:
             self._requests -= 1
+            self.held -= request
 
     def _check_capacity(self, images: int) -> None:
         """Refuse images that would wait too long."""
-        if self._pending and self._pending + images > self.queue_limit:
+        waiting = self._pending - self._slow  # slow images do not hold up others
+        if waiting > 0 and waiting + images > self.queue_limit:
             raise self._full()
 
     def _full(self) -> HTTPException:
@@ -144,41 +174,92 @@ class Service:
         while self._requests and time.monotonic() < end:
             await asyncio.sleep(0.02)
 
-    async def _classify_one(self, content: bytes, threshold: float | None) -> Prediction:
+    def close(self) -> None:
+        """End the processes that decode."""
+        self.decoder.close()
+
+    async def prepare(self, content: bytes, plan: Plan | None = None) -> Prepared:
+        """Prepare an image file, for the engine or with another plan, in a process with limits."""
         if not is_image(content):
-            return Prediction.failed(UNSUPPORTED)
+            return Prepared(Form.ERROR, error=UNSUPPORTED)
+        prepared = await self._until_given_up(self.decoder.submit(content, plan), content)
+        if prepared.form is not Form.LATER:
+            return prepared
+        pixels, most = math.prod(prepared.size), self.decoder.most_pixels
+        pixels = min(pixels or most, most)
+        if self._slow_pixels and self._slow_pixels + pixels > SLOW_IMAGES * most:
+            raise self._full()
+        job = self.decoder.submit_slow(content, plan)
+        self._slow_pixels += pixels
+        self._when_done(job, lambda: self._release(pixels=pixels))
+        self._slow += 1
+        try:
+            return await self._until_given_up(job, content)
+        finally:
+            self._slow -= 1
+
+    async def _until_given_up(self, job: Future[Prepared], content: bytes) -> Prepared:
+        """The result of a job. If its request is given up, the content is held until the job ends."""
+        try:
+            return await asyncio.wrap_future(job)
+        finally:
+            job.cancel()
+            if not job.done():
+                self.held += len(content)
+                self._when_done(job, lambda: self._release(held=len(content)))
+
+    def _when_done(self, job: Future[Prepared], callback: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def call(_: Future[Prepared]) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(callback)
+
+        job.add_done_callback(call)
+
+    def _release(self, *, held: int = 0, pixels: int = 0) -> None:
+        self.held -= held
+        self._slow_pixels -= pixels
+
+    async def _classify_one(self, content: bytes, threshold: float | None) -> Prediction:
+        prepared = await self.prepare(content)
+        if prepared.error is not None:
+            return Prediction.failed(prepared.error)
         is_audited = False
-        if self.audit is not None and self.audit.alarm:
-            threshold = 0.0  # the certificate does not hold: every round runs
-        elif self.audit is not None and threshold is None and len(self._audits) < MOST_AUDITS:
+        is_alarm = self.audit is not None and self.audit.alarm
+        if self.audit is not None and threshold is None and len(self._audits) < MOST_AUDITS:
             is_audited = self.audit.samples()  # before the exit is known
-        (prediction,) = await asyncio.wrap_future(self._submit(content, threshold))
+        (prediction,) = await asyncio.wrap_future(self._submit(prepared, 0.0 if is_alarm else threshold))
         if prediction.error is not None:
             return prediction
         self.metrics.answered(prediction)
-        if is_audited:
-            self._audit(content, prediction)
+        if is_audited and self.audit is not None and self.audit.is_new(_digest(prepared)):
+            self._audit(prepared, prediction, other_threshold=None if is_alarm else 0.0)
         return prediction
 
-    def _submit(self, content: bytes, threshold: float | None) -> Future[list[Prediction]]:
+    def _submit(self, prepared: Prepared, threshold: float | None) -> Future[list[Prediction]]:
         """Submit one image. Each image is its own call, so its exit is answered at once; a lone image does not wait."""
         wait = self.limits.wait if self._pending > 1 else 0.0
         try:
-            return self.engine.submit([content], block=False, threshold=threshold, wait=wait)
+            return self.engine.submit([prepared], block=False, threshold=threshold, wait=wait)
         except EngineFull:
             raise self._full() from None
 
-    def _audit(self, content: bytes, prediction: Prediction) -> None:
-        """Compare an answer with the last round's, after the client got it."""
+    def _audit(self, prepared: Prepared, prediction: Prediction, *, other_threshold: float | None) -> None:
+        """Compare an answer with the answer at another threshold, after the client got it.
+
+        The other answer is the last round's. During an alarm the client gets the last round's, and the other one is
+        the answer at the engine's threshold, so that the evidence continues.
+        """
         assert self.audit is not None
-        if prediction.exit_round == len(self.engine.gmacs):
+        if other_threshold is not None and prediction.exit_round == len(self.engine.gmacs):
             self._record(is_different=False)
             return
 
         async def compare() -> None:
             while True:
                 try:
-                    (last,) = await asyncio.wrap_future(self._submit(content, 0.0))
+                    (other,) = await asyncio.wrap_future(self._submit(prepared, other_threshold))
                     break
                 except Exception as error:
                     if not isinstance(error, HTTPException):
@@ -186,7 +267,7 @@ class Service:
                         return
                     # the engine is full; skipping the image would bias the audit towards images that ran all rounds
                     await asyncio.sleep(AUDIT_RETRY)
-            self._record(is_different=last.index != prediction.index)
+            self._record(is_different=other.index != prediction.index)
 
         task = asyncio.ensure_future(compare())
         self._audits.add(task)
@@ -197,9 +278,24 @@ class Service:
         self.audit.record(is_different)
         self.metrics.audited.inc()
         self.metrics.disagreements.inc(is_different)
+        self._report_audit()
+
+    def reset_audit(self) -> None:
+        """Forget the evidence of the audit, and end an alarm."""
+        if self.audit is not None:
+            self.audit.reset()
+            self._report_audit()
+
+    def _report_audit(self) -> None:
+        assert self.audit is not None
         self.metrics.audit_alarm.set(self.audit.alarm)
         for side, bound in zip(("lower", "upper"), self.audit.bounds()):
             self.metrics.audit_bound.labels(side).set(bound)
+
+
+def _digest(prepared: Prepared) -> bytes:
+    """A hash of what the engine sees of an image."""
+    return hashlib.blake2b(np.ascontiguousarray(prepared.data).data, digest_size=16).digest()
 
 
 async def gather_within(work: Iterable[Coroutine[Any, Any, T]], seconds: float) -> list[T]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +26,10 @@ from progresvit.serving.service import Limits, Service
 
 TOKEN = "PROGRESVIT_TOKEN"
 """Environment variable with the token that clients must send."""
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+"""Names by which a machine calls itself."""
+MOST_PIXELS = 25_000_000
+"""Default limit of the pixels of an image: a few bytes can have millions of them."""
 CPU_BATCH = 8
 """Default largest batch on a CPU. Larger batches are no faster there, and all images of a batch wait for its end."""
 
@@ -35,6 +41,8 @@ def make_server(
     host: str = "127.0.0.1",
     port: int = 8000,
     token: str | None = None,
+    allow_anyone: bool = False,
+    hosts: Sequence[str] | None = None,
     limits: Limits | None = None,
     audit_rate: float = RATE,
     options: EngineOptions | None = None,
@@ -47,16 +55,28 @@ def make_server(
         threshold: As for :class:`Engine`.
         host, port: Address to listen on.
         token: Clients must send it, and there is no page; None for no token.
+        allow_anyone: Listen at an address that other machines reach, without a token.
+        hosts: Names by which clients may call the server. By default any name, and the names of this machine for
+            itself if it listens there.
         limits: What the server accepts.
         audit_rate: Share of the images to audit; 0 for none. A learned router cannot be audited.
-        options, keywords: Options of the engine, as for :class:`Engine`; the page keeps to ``max_pixels`` too.
+        options, keywords: Options of the engine, as for :class:`Engine`; the page keeps to ``max_pixels`` too, by
+            default ``MOST_PIXELS``.
     """
+    if token is None and not is_loopback(host) and not allow_anyone:
+        raise ValueError(
+            f"other machines reach {host}, and anyone could use the server: pass a token, for the command in the "
+            f"variable {TOKEN}, or allow_anyone=True."
+        )
+    if hosts is None and is_loopback(host):
+        hosts = (*LOOPBACK, host)
     with ExitStack() as stack:
         listening = stack.enter_context(open_socket(host, port))  # before the model is loaded: it may be in use
         options = EngineOptions.merge(options, keywords)
         is_graph = is_export(model) or options.backend not in (None, "torch")  # these run on the CPU
         if options.batch is None and (is_graph or choose_device(options.device).type == "cpu"):
             options = replace(options, batch=CPU_BATCH)
+        options = replace(options, max_pixels=options.max_pixels or MOST_PIXELS)
         engine = Engine(model, threshold, options=options)
         engine.warm_up()  # before it is ready, and before times are measured
         name = Path(model).expanduser().resolve().name if model is not None else DEFAULT_MODEL
@@ -66,6 +86,7 @@ def make_server(
         is_routed = not engine.policy.routers and len(engine.gmacs) > 1  # by thresholds
         audit = Audit(limit=limit_of(engine.setting), rate=audit_rate) if is_routed and audit_rate > 0 else None
         service = Service(engine, name, metrics, limits=limits, audit=audit)
+        stack.callback(service.close)
         page = None
         if token is None and not is_export(model):  # browsers send no token, and exports have no attention
             loaded, folder = load_with_folder(model)
@@ -77,6 +98,16 @@ def make_server(
                 limits=service.limits,
                 max_pixels=options.max_pixels,
                 accepted=service.accepted,
+                prepare=service.prepare,
             )
-        stack.pop_all()  # the server closes it
-        return Server(make_app(service, token=token, page=page), service, listening)
+        stack.pop_all()  # the server closes them
+        app = make_app(service, token=token, page=page, hosts=hosts, reset_audit=service.reset_audit)
+        return Server(app, service, listening)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

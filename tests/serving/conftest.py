@@ -4,7 +4,7 @@ import asyncio
 import io
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import httpx
 import numpy as np
@@ -94,13 +94,14 @@ def in_thread(server, listening):
 
 
 @contextmanager
-def running(model, threshold, *, limits=None, token=None, audit=None, page=None, **options):
+def running(model, threshold, *, limits=None, token=None, audit=None, page=None, hosts=None, **options):
     with Engine(model, threshold, workers=2, **options) as engine:
         metrics = ServerMetrics(len(engine.gmacs))
         engine.observe(metrics)
         service = Service(engine, "tiny", metrics, limits=limits or Limits(), audit=audit)
-        server = Server(make_app(service, token=token, page=page), service, open_socket("127.0.0.1", 0))
-        with in_thread(server, server.listening):
+        app = make_app(service, token=token, page=page, hosts=hosts, reset_audit=service.reset_audit)
+        server = Server(app, service, open_socket("127.0.0.1", 0))
+        with closing(service), in_thread(server, server.listening):
             handle = Running(server, service)
             with handle.client:
                 yield handle

@@ -128,7 +128,7 @@ FORM = "the body must be a multipart form with the file image."
         ({"files": {"other": b"x"}}, "the form has no file image."),
         ({"data": {"image": "text"}}, FORM),
         ({"files": {"other": (None, b"x")}, "data": {"image": "text"}}, "the form has no file image."),
-        ({"content": b"", "headers": {"Content-Type": "multipart/form-data; boundary=x"}}, "the form has no file"),
+        ({"content": b"", "headers": {"Content-Type": "multipart/form-data; boundary=x"}}, "the form cannot be read."),
         ({"content": b"x", "headers": {"Content-Type": "multipart/form-data"}}, "the form cannot be read."),
         ({"files": [("image", b"x"), ("image", b"y")]}, "the form cannot be read."),
         (

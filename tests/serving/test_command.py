@@ -32,7 +32,8 @@ SAMPLE = samples_folder() / "golden_retriever.jpg"
         (["no-such-model"], "no-such-model"),
         (["nettewoof-tiny", "--threshold", "-1"], "0 (every round runs) or more"),
         (["nettewoof-tiny", "--audit", "2"], "--audit is a share of the images from 0 to 1"),
-        (["--host", "192.0.2.1"], "check --host"),  # no machine has this address
+        (["--host", "192.0.2.1", "--allow-anyone"], "check --host"),  # no machine has this address
+        (["--host", "0.0.0.0"], "for the command in the variable PROGRESVIT_TOKEN, or --allow-anyone"),
     ],
 )
 def test_a_wrong_option_is_one_line_with_the_remedy(words, message):
@@ -56,9 +57,11 @@ def test_a_server_for_a_bundled_model_audits_its_certificate():
         assert service.audit.rate == 0.01
         assert len(service.engine.gmacs) == len(load("nettewoof-tiny").config.rounds)
     finally:
+        service.close()
         service.engine.close()
-    without = make_server("nettewoof-tiny", audit_rate=0.0)
+    without = make_server("nettewoof-tiny", port=0, audit_rate=0.0)
     assert without.service.audit is None
+    without.service.close()
     without.service.engine.close()
 
 
@@ -70,7 +73,8 @@ def test_the_limit_of_pixels_holds_for_the_engine_and_the_page(served_model, pho
         works("serve", folder, "--threshold", 0.5, "--port", 0, "--device", "cpu", *words)
     image = encode(Image.open(io.BytesIO(photos[0])), "PNG")
     for server, status in zip(made, (422, 200), strict=True):
-        with closing(server.service.engine), server.listening, TestClient(server.config.app) as client:
+        client = TestClient(server.config.app, base_url="http://localhost")
+        with closing(server.service.engine), closing(server.service), server.listening, client:
             assert client.post("/classify", files={"image": image}).status_code == status
             assert client.post("/page/rounds", content=image).status_code == status
             reduced = client.post("/classify", files={"image": photos[0]})

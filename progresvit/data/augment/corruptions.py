@@ -269,7 +269,7 @@ def _pixelate(image: Pixels, rng: Generator, scale: float, share: float) -> Pixe
 def _jpeg_compression(image: Pixels, rng: Generator, scale: float, quality: float) -> Pixels:
     file = io.BytesIO()
     to_image(image).save(file, "JPEG", quality=int(quality))
-    return to_array(Image.open(file))
+    return to_array(Image.open(file, formats=["JPEG"]))
 
 
 _TABLE: dict[str, tuple[Callable[..., Pixels], tuple[Constants, ...]]] = {

@@ -7,7 +7,6 @@ a list of names, or an object ``{"raw value": "name"}``. Classes are in the orde
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -15,9 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import UnidentifiedImageError
 
 from progresvit.data.dataset import some_of
+from progresvit.data.decode import identify
 
 IGNORE = 255
 """The class index of ignored pixels."""
@@ -60,7 +60,7 @@ BUILT_IN = {
 def decode_mask(content: bytes) -> NDArray[Any]:
     """The label numbers of a mask, integers (H, W)."""
     try:
-        mask = Image.open(io.BytesIO(content))
+        mask = identify(content)
         mask.load()
     except UnidentifiedImageError as error:
         raise MaskError("is not an image, or of a format that Pillow does not read; save it as a PNG") from error

@@ -18,6 +18,7 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, 
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -39,8 +40,23 @@ from progresvit.serving.protocol import (
     infer_response,
     parse_infer,
 )
-from progresvit.serving.service import UNSUPPORTED, Limits
+from progresvit.serving.service import UNSUPPORTED, Hold, Limits
 
+WHEN = {
+    HTTPStatus.BAD_REQUEST: "The request is not as described here.",
+    HTTPStatus.UNAUTHORIZED: "The server has a token, and the request does not.",
+    HTTPStatus.NOT_FOUND: "There is no such model.",
+    HTTPStatus.REQUEST_TIMEOUT: "The request was not sent in time.",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The request has too many bytes.",
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "The image is not of a supported format, or the body of no supported encoding.",
+    HTTPStatus.UNPROCESSABLE_ENTITY: "The image is damaged or too large, or there are too many images.",
+    HTTPStatus.TOO_MANY_REQUESTS: "The server is full; try again after the seconds of the header Retry-After.",
+    HTTPStatus.INTERNAL_SERVER_ERROR: "The server has failed; its log says why.",
+    HTTPStatus.SERVICE_UNAVAILABLE: "The server is shutting down.",
+    HTTPStatus.GATEWAY_TIMEOUT: "There is no answer within the time limit.",
+}
+"""Why a request has no answer."""
+FAILURES = tuple(WHEN)
 T = TypeVar("T")
 log = logging.getLogger("progresvit.serving")
 
@@ -57,7 +73,7 @@ class Answering(Protocol):
     is_draining: bool
     """Whether new requests are refused because the server ends."""
 
-    def accepted(self) -> AbstractContextManager[None]:
+    def accepted(self) -> AbstractContextManager[Hold | None]:
         """A context in which a request is read and answered; entering it may refuse the request."""
         ...
 
@@ -69,7 +85,13 @@ class Answering(Protocol):
 
 
 def make_app(
-    service: Answering, *, token: str | None = None, page: APIRouter | None = None, has_metrics: bool = True
+    service: Answering,
+    *,
+    token: str | None = None,
+    page: APIRouter | None = None,
+    has_metrics: bool = True,
+    hosts: Sequence[str] | None = None,
+    reset_audit: Callable[[], None] | None = None,
 ) -> FastAPI:
     """The application.
 
@@ -78,6 +100,8 @@ def make_app(
         token: Requests must have the header ``Authorization: Bearer TOKEN``, except requests for health and the page.
         page: Routes of the page for people.
         has_metrics: Whether the application has the address ``/metrics``.
+        hosts: Names by which clients may call the server, except for health; None for any.
+        reset_audit: Called for ``POST /audit/reset``, an address that only servers with a token have.
     """
     app = FastAPI(
         title="ProgResViT",
@@ -88,13 +112,16 @@ def make_app(
         redirect_slashes=False,
     )
     guarded = [] if token is None else [Depends(_token_check(token))]
-    errors: dict[int | str, Any] = {"4XX": {"model": ErrorResponse, "description": "Why there is no answer."}}
     app.include_router(_health(service))
     for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
-        app.include_router(_model(service), prefix=prefix, dependencies=guarded, responses=errors)
-    app.include_router(_others(service, has_metrics), dependencies=guarded, responses=errors)
+        app.include_router(_model(service), prefix=prefix, dependencies=guarded)
+    app.include_router(_others(service, has_metrics), dependencies=guarded)
+    if token is not None and reset_audit is not None:
+        app.add_api_route("/audit/reset", _resetter(reset_audit), methods=["POST"], dependencies=guarded)
     if page is not None:
         app.include_router(page)
+    if hosts is not None:
+        app.add_middleware(_CheckHost, hosts=hosts)
     app.add_middleware(_Measure, metrics=service.metrics)
     app.exception_handler(AnyHTTPException)(_on_http_error)
     app.exception_handler(RequestValidationError)(_on_invalid_query)
@@ -108,7 +135,7 @@ def _health(service: Answering) -> APIRouter:
     async def live() -> dict[str, bool]:
         return {"live": True}
 
-    @router.get("/v2/health/ready")
+    @router.get("/v2/health/ready", responses=_answers(HTTPStatus.SERVICE_UNAVAILABLE))
     async def ready(response: Response) -> dict[str, bool]:
         response.status_code = _ready_status(service)
         return {"ready": not service.is_draining}
@@ -123,22 +150,29 @@ def _model(service: Answering) -> APIRouter:
         if model != service.name or version not in (None, service.version):
             raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such model.")
 
-    router = APIRouter(dependencies=[Depends(check_model)])
+    router = APIRouter(dependencies=[Depends(check_model)], responses=_answers(HTTPStatus.NOT_FOUND))
 
-    @router.get("")
+    @router.get("", responses=_answers())
     async def metadata() -> ModelMetadata:
         platform = f"progresvit_{service.engine.backend}"
         return ModelMetadata(name=service.name, versions=[service.version], platform=platform)
 
-    @router.get("/ready")
+    @router.get("/ready", responses=_answers(HTTPStatus.SERVICE_UNAVAILABLE))
     async def ready(response: Response) -> dict[str, str | bool]:
         response.status_code = _ready_status(service)
         return {"name": service.name, "ready": not service.is_draining}
 
-    @router.post("/infer", openapi_extra=_body("application/json", InferRequest), response_model_exclude_none=True)
+    @router.post(
+        "/infer",
+        openapi_extra=_body("application/json", InferRequest),
+        response_model_exclude_none=True,
+        responses=_answers(*FAILURES),
+    )
     async def infer(request: Request) -> InferResponse:
-        with service.accepted():
-            inference = parse_infer(await read_body(request, service.limits), most_images=service.limits.images)
+        with service.accepted() as hold:
+            body = await read_body(request, service.limits, hold)
+            inference = await asyncio.to_thread(parse_infer, body, most_images=service.limits.images)
+            del body
             answers = service.classify(inference.inputs[0].data, **dict(inference.parameters))
             predictions = await _unless_disconnected(request.receive, answers)
         if len(predictions) == 1:
@@ -152,15 +186,15 @@ def _others(service: Answering, has_metrics: bool) -> APIRouter:
     """Metadata of the server, the upload of one image, and metrics."""
     router = APIRouter()
 
-    @router.get("/v2")
+    @router.get("/v2", responses=_answers())
     async def server() -> dict[str, str | list[str]]:
         return {"name": "progresvit", "version": __version__, "extensions": []}
 
-    @router.post("/classify", openapi_extra=_body("multipart/form-data", ImageForm))
+    @router.post("/classify", openapi_extra=_body("multipart/form-data", ImageForm), responses=_answers(*FAILURES))
     async def classify(request: Request, parameters: Annotated[Parameters, Query()]) -> PredictionResponse:
         """One image, as the file ``image`` of a form."""
-        with service.accepted():
-            content = await read_upload(request.headers, await read_body(request, service.limits), "image")
+        with service.accepted() as hold:
+            content = read_upload(request.headers, await read_body(request, service.limits, hold), "image")
             answers = service.classify([content], **dict(parameters))
             (prediction,) = await _unless_disconnected(request.receive, answers)
         _check_opened(prediction)
@@ -168,15 +202,32 @@ def _others(service: Answering, has_metrics: bool) -> APIRouter:
 
     if has_metrics:
 
-        @router.get("/metrics")
+        @router.get("/metrics", responses=_answers())
         async def metrics() -> Response:
             return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router
 
 
+def _resetter(reset: Callable[[], None]) -> Callable[[], Coroutine[Any, Any, dict[str, bool]]]:
+    async def reset_audit() -> dict[str, bool]:
+        """Forget the evidence of the audit, and end an alarm."""
+        reset()
+        return {"reset": True}
+
+    return reset_audit
+
+
 def _ready_status(service: Answering) -> HTTPStatus:
     return HTTPStatus.SERVICE_UNAVAILABLE if service.is_draining else HTTPStatus.OK
+
+
+def _answers(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
+    """The answers of an address besides the usual one, for OpenAPI."""
+    return {
+        status.value: {"model": ErrorResponse, "description": WHEN[status]}
+        for status in sorted({HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, *statuses})
+    }
 
 
 def _body(kind: str, model: type[BaseModel]) -> dict[str, Any]:
@@ -194,6 +245,23 @@ def _body(kind: str, model: type[BaseModel]) -> dict[str, Any]:
         return {key: inline(value) for key, value in part.items() if key not in ("$ref", "$defs")}
 
     return {"requestBody": {"required": True, "content": {kind: {"schema": inline(schema)}}}}
+
+
+class _CheckHost:
+    """Refuses requests to other hosts: a page of another site can give its name the address of this server."""
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
+        self.app, self.hosts = app, {host.lower().strip("[]") for host in hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not scope["path"].startswith("/v2/health/"):
+            host = Headers(scope=scope).get("host", "").lower()
+            name = host.partition("]")[0].strip("[") if host.startswith("[") else host.partition(":")[0]
+            if name not in self.hosts:
+                message = "the server does not answer to this host name; the owner can add it to its hosts."
+                await JSONResponse({"error": message}, HTTPStatus.BAD_REQUEST)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
 
 
 class _Measure:
@@ -251,8 +319,8 @@ async def _unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -
 
 def _token_check(token: str) -> Callable[[Request], Coroutine[Any, Any, None]]:
     async def check(request: Request) -> None:  # not a plain function: FastAPI would run it in a thread
-        header = request.headers.get("authorization", "")
-        if not secrets.compare_digest(header.encode(), f"Bearer {token}".encode()):
+        scheme, _, value = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not secrets.compare_digest(value.strip().encode(), token.encode()):
             raise HTTPException(HTTPStatus.UNAUTHORIZED, "a valid token is needed.", {"WWW-Authenticate": "Bearer"})
 
     return check

@@ -4,35 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator
+from email.message import Message
+from email.utils import collapse_rfc2231_value
 from http import HTTPStatus
 
 from fastapi import HTTPException
-from starlette.datastructures import Headers, UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
 from progresvit.serving.protocol import CLIENT_CLOSED
-from progresvit.serving.service import Limits
+from progresvit.serving.service import Hold, Limits
 
 LONGEST_BOUNDARY = 70
 """Characters (RFC 2046)."""
+LONGEST_HEADERS, MOST_PARTS = 4096, 9
+"""Bytes of the headers of a part, and parts of a form."""
 MOST_CHUNKS = 20_000
 """The most chunks of a body, against clients that send single bytes."""
+GRACE = 2.0
+"""Seconds after which a client must have sent its body at the least rate."""
 CLOSE = {"Connection": "close"}
 
 
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """The decompressed body of a request, if it is within the limits."""
+async def read_body(request: Request, limits: Limits, hold: Hold | None = None) -> bytes:
+    """The decompressed body of a request, if it is within the limits; ``hold`` is called with the size of its parts."""
     size = request.headers.get("content-length")
     if size is not None and (not size.isdecimal() or len(size) > 18 or int(size) > limits.body):
         raise _too_large(limits)
     inflate = _decompressor(request.headers.get("content-encoding", "identity"))
-    body, chunks, received = bytearray(), 0, 0
+    body, chunks, received, held = bytearray(), 0, 0, 0
+    start = asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout(limits.receive):
+        async with asyncio.timeout(min(limits.receive, GRACE)) as timer:
             async for chunk in request.stream():
                 chunks, received = chunks + 1, received + len(chunk)
+                timer.reschedule(start + min(limits.receive, GRACE + received / limits.rate))
                 if received > limits.body:
                     raise _too_large(limits)
                 if inflate is not None and inflate.eof and chunk:
@@ -42,6 +48,9 @@ async def read_body(request: Request, limits: Limits) -> bytes:
                     raise _too_large(limits)
                 if chunks > MOST_CHUNKS:
                     raise HTTPException(HTTPStatus.BAD_REQUEST, "the body has too many chunks.", CLOSE)
+                if hold is not None:
+                    hold(len(body) - held)
+                    held = len(body)
     except TimeoutError:
         raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, "the request was not sent in time.", CLOSE) from None
     except zlib.error:
@@ -53,28 +62,45 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     return bytes(body)
 
 
-async def read_upload(headers: Headers, body: bytes, field: str) -> bytes:
-    """The file in this field of a multipart form."""
-    kind, _, options = headers.get("content-type", "").partition(";")
-    if kind.strip().lower() != "multipart/form-data":
+def read_upload(headers: Headers, body: bytes, field: str) -> bytes:
+    """The file in this field of a multipart form (RFC 7578)."""
+    kind, boundary = _parameter(headers.get("content-type", ""), "boundary")
+    if kind != "multipart/form-data":
         raise HTTPException(HTTPStatus.BAD_REQUEST, f"the body must be a multipart form with the file {field}.")
-    if len(options) > LONGEST_BOUNDARY + 40:
+    if boundary is not None and len(boundary) > LONGEST_BOUNDARY:
         raise HTTPException(HTTPStatus.BAD_REQUEST, "the boundary of the form is too long.")
+    delimiter = b"\r\n--" + (boundary or "").encode("latin-1", "replace")
+    _, *parts = (b"\r\n" + body).split(delimiter, MOST_PARTS + 1)
+    if not boundary or not parts or not parts.pop().startswith(b"--"):  # the end of the form
+        raise _unreadable()
+    files = [file for file in map(_file, parts) if file is not None]
+    if len(files) > 1:
+        raise _unreadable()
+    for name, content in files:
+        if name == field:
+            return content
+    raise HTTPException(HTTPStatus.BAD_REQUEST, f"the form has no file {field}.")
 
-    async def stream() -> AsyncIterator[bytes]:
-        yield body
 
-    try:
-        form = await MultiPartParser(headers, stream(), max_files=1, max_fields=8, max_part_size=len(body)).parse()  # type: ignore[arg-type]
-    except (MultiPartException, KeyError, ValueError):
-        raise HTTPException(HTTPStatus.BAD_REQUEST, "the form cannot be read.") from None
-    try:
-        upload = form.get(field)
-        if not isinstance(upload, UploadFile):
-            raise HTTPException(HTTPStatus.BAD_REQUEST, f"the form has no file {field}.")
-        return await upload.read()
-    finally:
-        await form.close()
+def _file(part: bytes) -> tuple[str | None, bytes] | None:
+    """The name of the field and the content of a part of a form, if it is a file."""
+    end = part.find(b"\r\n\r\n", 0, LONGEST_HEADERS)
+    if end < 0:
+        raise _unreadable()
+    for line in part[:end].decode("utf-8", "replace").split("\r\n"):
+        name, _, value = line.partition(":")
+        if name.strip().lower() == "content-disposition" and _parameter(value, "filename")[1] is not None:
+            return _parameter(value, "name")[1], part[end + 4 :]
+    return None
+
+
+def _parameter(header: str, name: str) -> tuple[str, str | None]:
+    """The value of a header in lower case, and a parameter of it."""
+    message = Message()
+    message["Content-Type"] = " ".join(header.split())
+    value = message.get_param(name)
+    kind = header.partition(";")[0].strip().lower()
+    return kind, collapse_rfc2231_value(value) if value is not None else None
 
 
 def _decompressor(encoding: str) -> zlib._Decompress | None:
@@ -87,6 +113,10 @@ def _decompressor(encoding: str) -> zlib._Decompress | None:
 
 def _badly_compressed() -> HTTPException:
     return HTTPException(HTTPStatus.BAD_REQUEST, "the body is not compressed as its headers say.", CLOSE)
+
+
+def _unreadable() -> HTTPException:
+    return HTTPException(HTTPStatus.BAD_REQUEST, "the form cannot be read.")
 
 
 def _too_large(limits: Limits) -> HTTPException:

@@ -71,8 +71,11 @@ class Server(uvicorn.Server):
     def run_and_report(self, report: Callable[[str], None]) -> None:
         """Run until a signal; report the address as soon as it listens, and the end."""
         self._report = report
-        with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C
-            self.run([self.listening])
+        try:
+            with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C
+                self.run([self.listening])
+        finally:
+            self.service.close()
         report("stopped")
 
     @property

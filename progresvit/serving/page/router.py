@@ -14,7 +14,7 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from http import HTTPStatus
 from pathlib import Path
@@ -31,14 +31,15 @@ from starlette.types import Receive, Scope, Send
 
 from progresvit.config import ModelConfig
 from progresvit.data.crop import EvaluationCrop
-from progresvit.data.prepare import Plan, prepare
+from progresvit.data.prepare import Plan, Prepared
+from progresvit.data.prepare import prepare as prepare_image
 from progresvit.engine.backends import check_task
 from progresvit.io.model_folder import BUDGETS_FILE
 from progresvit.routing.decide import Threshold
 from progresvit.routing.scores import TOP, top10_entropy
 from progresvit.routing.settings import default_setting, find_setting, load_budgets, setting_names
 from progresvit.serving.front.body import read_body
-from progresvit.serving.service import Limits, is_image
+from progresvit.serving.service import Hold, Limits, is_image
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,6 +69,11 @@ _HEAT = ((0.0, "#000004"), (0.25, "#57106E"), (0.5, "#BC3754"), (0.75, "#F98E09"
 _FAINT, _STRONG = 0.35, 0.8  # opacity of the colours where attention is lowest and highest
 
 
+async def prepare_in_thread(content: bytes, plan: Plan) -> Prepared:
+    """Decode an image file without limits of time and memory, for a server that only its owner uses."""
+    return await run_sync(prepare_image, content, plan)
+
+
 def page_router(
     model: ProgResViT,
     *,
@@ -76,7 +82,8 @@ def page_router(
     threshold: Threshold | None = None,
     limits: Limits | None = None,
     max_pixels: int | None = None,
-    accepted: Callable[[], AbstractContextManager[None]] = nullcontext,
+    accepted: Callable[[], AbstractContextManager[Hold | None]] = nullcontext,
+    prepare: Callable[[bytes, Plan], Awaitable[Prepared]] = prepare_in_thread,
 ) -> APIRouter:
     """The routes of the page: ``/`` with its files, ``/page/model`` and ``/page/rounds``.
 
@@ -91,6 +98,7 @@ def page_router(
         limits: What the server accepts; the page uses the size of a request and the time in which it must be sent.
         max_pixels: The most pixels of an image that are decoded; None for Pillow's limit.
         accepted: A context in which requests are read; it refuses them when the server is full or shuts down.
+        prepare: Decodes an image file; ``Service.prepare`` does it in a process with limits.
     """
     config, limits = model.config, limits or Limits()
     check_task(config, "classification", "the page")
@@ -99,6 +107,7 @@ def page_router(
     files = {file: (Path(__file__).parent / file).read_bytes() for file in FILES}
     described = describe_model(model, name=name, folder=folder, threshold=threshold)
     facts = json.dumps({**described, "max_bytes": limits.body}, allow_nan=False)
+    plan = Plan(crop=EvaluationCrop.of(config), max_pixels=max_pixels)
     router, busy = APIRouter(include_in_schema=False), threading.Lock()
 
     @router.get("/")
@@ -118,8 +127,8 @@ def page_router(
     @router.post("/page/rounds")
     async def rounds(request: Request) -> Response:
         try:
-            with accepted():
-                return await start_rounds(await read_body(request, limits))
+            with accepted() as hold:
+                return await start_rounds(await read_body(request, limits, hold))
         except HTTPException as error:
             return JSONResponse({"error": error.detail}, error.status_code, {**HEADERS, **(error.headers or {})})
 
@@ -130,7 +139,7 @@ def page_router(
         turn = ExitStack()
         turn.callback(busy.release)  # called once, however often turn is closed
         try:
-            pixels = await run_sync(open_pixels, content, config, max_pixels)
+            pixels = _opened(content, await prepare(content, plan), config)
         except BaseException:
             turn.close()
             raise
@@ -198,15 +207,14 @@ def describe_model(
     }
 
 
-def open_pixels(content: bytes, config: ModelConfig, max_pixels: int | None = None) -> NDArray[np.uint8]:
-    """The evaluation crop of an image file, (C, r, r), as the engine computes it; an HTTPException if that fails."""
+def _opened(content: bytes, prepared: Prepared, config: ModelConfig) -> NDArray[np.uint8]:
+    """The evaluation crop of a prepared image file, (C, r, r); an HTTPException if it cannot be opened."""
     if not is_image(content):
         supported = "the file is not an image of a supported format; use JPEG, PNG, WebP, GIF, BMP or TIFF."
         raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, supported)
-    prepared = prepare(content, Plan(crop=EvaluationCrop.of(config), max_pixels=max_pixels))
     if prepared.error is not None:
         raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, "the image cannot be opened: damaged or too large.")
-    pixels: NDArray[np.uint8] = prepared.data
+    pixels: NDArray[np.uint8] = prepared.data.reshape(config.in_channels, config.input_side, config.input_side)
     return pixels
 
 
