@@ -66,6 +66,22 @@ def webp(width: int, height: int) -> bytes:
     return file.getvalue()
 
 
+def png(width: int, height: int) -> bytes:
+    """A PNG of one colour."""
+    file = io.BytesIO()
+    Image.new("RGB", (width, height)).save(file, "PNG")
+    return file.getvalue()
+
+
+def broken_tiff(width: int = 640, height: int = 480) -> bytes:
+    """A TIFF whose pixels cannot be decompressed; libtiff prints what it thinks of them."""
+    file = io.BytesIO()
+    Image.new("RGB", (width, height)).save(file, "TIFF", compression="tiff_lzw")
+    content = bytearray(file.getvalue())
+    content[20:600] = bytes(580)
+    return bytes(content)
+
+
 def multipart(content: bytes, boundary: str = "x") -> tuple[bytes, dict[str, str]]:
     """The body and the headers of an upload."""
     head = f'--{boundary}\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\n\r\n'.encode()

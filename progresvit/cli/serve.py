@@ -32,7 +32,10 @@ def serve(
         int | None,
         typer.Option(help="Most pixels to decode of a file; 25 million by default. Larger JPEGs are reduced.", min=1),
     ] = None,
-    max_memory: Annotated[float, typer.Option(help="Megabytes of requests that are held at a time.")] = 256.0,
+    max_memory: Annotated[
+        float | None,
+        typer.Option(help="Megabytes of requests that are held at a time; by default 256, or four of the largest."),
+    ] = None,
     batch_wait: Annotated[float, typer.Option(help="Seconds that an image may wait for a fuller batch.")] = 0.005,
     deadline: Annotated[float, typer.Option(help="Seconds until a request is given up (504).")] = 10.0,
     drain: Annotated[float, typer.Option(help="Seconds for accepted requests at the end.")] = 30.0,
@@ -60,7 +63,7 @@ def serve(
         raise ValueError(f"--audit is a share of the images from 0 to 1 (0.01 for 1 %), not {audit:g}.")
     limits = Limits(
         body=round(max_body * 1e6), images=max_images, wait=batch_wait, deadline=deadline, drain=drain,
-        memory=round(max_memory * 1e6),
+        memory=None if max_memory is None else round(max_memory * 1e6),
     )  # fmt: skip
     with output.setting_notes():
         server = make_server(

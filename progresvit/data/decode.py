@@ -21,12 +21,16 @@ FORMATS = (
 says: EPS, for example, runs a PostScript interpreter. TGA files have no signature, so TGA is tried last."""
 JPEGS = ("JPEG", "MPO")
 """Pillow's names; an MPO file is a JPEG with further images."""
+STRIP = 2**20
+"""Pixels of a strip of an image with transparency."""
 SCALES = (1, 2, 4, 8)
 """A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size."""
 MOST_SCANS = 100
 """The most scans of a JPEG; encoders write about 10. Each costs time for the whole image, and may be a few bytes."""
 MOST_SEGMENTS = 10 * MOST_SCANS
 """The most segments of a JPEG after its first scan: scans, and the tables between them."""
+MOST_READS = 50_000
+"""Reads of a header. Pillow reads a few bytes at a time, and looks for the next segment of a JPEG byte by byte."""
 HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 """How HEIC files begin, after ``ftyp``."""
 
@@ -107,10 +111,13 @@ def identify(content: bytes) -> Image.Image:
     is its limit; :func:`open_header` has a limit of its own.
     """
     for factory in _factories(content):
+        file = _Header(content)
         try:
-            return factory(_LastRead(content), "")
+            image = factory(file, "")
         except (SyntaxError, IndexError, TypeError, struct.error):  # of another format after all
             continue
+        file.most_reads = math.inf
+        return image
     if _is_heic(content):
         return _open_heic(content)
     raise UnidentifiedImageError
@@ -161,12 +168,16 @@ def _open_heic(content: bytes) -> Image.Image:
     return Image.open(io.BytesIO(content), formats=["HEIF"])
 
 
-class _LastRead(io.BytesIO):
-    """Remembers what was read last."""
+class _Header(io.BytesIO):
+    """A file of which a header is read. It remembers what was read last."""
 
     last = b""
+    reads, most_reads = 0, float(MOST_READS)
 
     def read(self, size: int | None = -1) -> bytes:
+        self.reads += 1
+        if self.reads > self.most_reads:
+            raise ImageError("its header has too many parts; save it again")
         self.last = super().read(size)
         return self.last
 
@@ -177,9 +188,9 @@ def _first_scan(image: Image.Image, content: bytes) -> tuple[int, bool]:
     Pillow has read the header and nothing else. The last it reads are the components of the first scan.
     """
     if image.format != "JPEG":  # an MPO file, of which Pillow has read more
-        image = JpegImageFile(_LastRead(content))
+        image = JpegImageFile(_Header(content))
     assert isinstance(image, JpegImageFile)
-    assert isinstance(image.fp, _LastRead)
+    assert isinstance(image.fp, _Header)
     start, scan = image.fp.tell(), image.fp.last
     is_scan = content[start - len(scan) - 4 : start] == struct.pack(">BBH", 0xFF, _START_OF_SCAN, len(scan) + 2) + scan
     has_all = is_scan and scan[:1] == bytes([image.layers])
@@ -245,6 +256,16 @@ def upright_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
         raise ImageError("its pixels are floating-point numbers of unknown range")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)  # lets go of the image before
+        return _on_white(image)
     return image.convert("RGB")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """An image with transparency on white; strip by strip, since it takes four times the memory."""
+    rgb = Image.new("RGB", image.size)
+    rows = max(1, STRIP // image.width)
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(top + rows, image.height))).convert("RGBA")
+        white = Image.new("RGBA", strip.size, "white")
+        rgb.paste(Image.alpha_composite(white, strip).convert("RGB"), (0, top))
+    return rgb

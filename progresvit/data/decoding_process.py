@@ -92,7 +92,10 @@ def start_process(memory: int, size: int, limits: ProcessLimits | None = None) -
 
 
 def serve_tasks() -> None:
-    """Serve tasks until the parent closes the socket: ``python -m progresvit.data.decoding_process SOCKET MEMORY SIZE``."""
+    """Serve tasks until the parent closes the socket.
+
+    ``python -m progresvit.data.decoding_process SOCKET MEMORY SIZE``, with the descriptors that the parent handed over.
+    """
     handed_socket, memory, size = map(int, sys.argv[1:])
     shared = np.frombuffer(mmap.mmap(memory, size), np.uint8)
     _silence_libraries()
@@ -121,6 +124,7 @@ def _silence_libraries() -> None:
 
 
 def _limit_process(limits: ProcessLimits) -> None:
+    Image.init()  # importing its modules is not a part of the first task
     os.nice(limits.nice)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, 2 * (_allocated() + limits.memory,))

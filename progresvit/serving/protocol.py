@@ -178,7 +178,7 @@ class ErrorResponse(BaseModel):
     error: str
 
 
-def parse_infer(body: bytes, *, most_images: int) -> InferRequest:
+def parse_infer(body: bytes | bytearray, *, most_images: int) -> InferRequest:
     """The checked request in a JSON body. It may take a second, in which other threads run."""
     if sum(body.count(mark) for mark in b",[{:") > MOST_VALUES:  # base64 has none of them
         raise HTTPException(HTTPStatus.BAD_REQUEST, "the body has too many values.")

@@ -44,6 +44,9 @@ AUDIT_RETRY = 0.05
 LEAST_PENDING = 24
 """Smallest limit of the queue, for slow models. At 80 % of the capacity, random arrivals rarely need more."""
 
+MEMORY = 256_000_000
+"""Bytes of requests that are held at a time, if requests are not larger than usual."""
+
 T = TypeVar("T")
 Hold: TypeAlias = Callable[[int], None]
 """Counts bytes of a request as held, or refuses them."""
@@ -70,8 +73,9 @@ class Limits:
     """Seconds that a client has to send its request."""
     rate: float = 10_000.0
     """Bytes per second that a client must send, after the first 2 seconds."""
-    memory: int = 256_000_000
-    """The most bytes of requests that are held at a time, until nothing refers to them."""
+    memory: int | None = None
+    """The most bytes of requests that are held at a time, until nothing refers to them; by default 256 MB, and at least
+    four requests of the largest size. A request may have as much as is left beside it, so small ones find room."""
     drain: float = 30.0
     """Seconds to answer the accepted requests when the server ends."""
 
@@ -101,6 +105,9 @@ class Service:
     ) -> None:
         self.engine, self.name, self.metrics = engine, name, metrics
         self.limits, self.audit = limits or Limits(), audit
+        self.memory = self.limits.memory or max(MEMORY, 4 * self.limits.body)
+        if self.memory < 4 * self.limits.body:
+            raise ValueError(f"memory must be at least four times body, {4 * self.limits.body}, got {self.memory}.")
         self.is_draining = False
         self._pending = self._slow = self._slow_pixels = self._requests = self.held = 0
         self.decoder = IsolatedDecoder(engine.opener.plan, workers=engine.workers, most_bytes=self.limits.body)
@@ -130,7 +137,7 @@ class Service:
 
         def hold(size: int) -> None:
             nonlocal request
-            if self.held + size > self.limits.memory:
+            if request + size > self.memory - (self.held + size):
                 raise self._full()
             self.held, request = self.held + size, request + size
 
@@ -205,8 +212,9 @@ class Service:
         finally:
             job.cancel()
             if not job.done():
-                self.held += len(content)
-                self._when_done(job, lambda: self._release(held=len(content)))
+                size = len(content)
+                self.held += size
+                self._when_done(job, lambda: self._release(held=size))
 
     def _when_done(self, job: Future[Prepared], callback: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import secrets
 import time
+import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from http import HTTPStatus
@@ -335,6 +336,10 @@ def _check_opened(prediction: Prediction) -> None:
 
 async def _on_http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, AnyHTTPException)
+    cause: BaseException | None = error
+    while cause is not None:  # its frames hold the images, in cycles that only the garbage collector would find
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__context__
     return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 

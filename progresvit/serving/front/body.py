@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections.abc import Sequence
 from email.message import Message
 from email.utils import collapse_rfc2231_value
 from http import HTTPStatus
@@ -26,7 +27,7 @@ GRACE = 2.0
 CLOSE = {"Connection": "close"}
 
 
-async def read_body(request: Request, limits: Limits, hold: Hold | None = None) -> bytes:
+async def read_body(request: Request, limits: Limits, hold: Hold | None = None) -> bytearray:
     """The decompressed body of a request, if it is within the limits; ``hold`` is called with the size of its parts."""
     size = request.headers.get("content-length")
     if size is not None and (not size.isdecimal() or len(size) > 18 or int(size) > limits.body):
@@ -59,38 +60,50 @@ async def read_body(request: Request, limits: Limits, hold: Hold | None = None) 
         raise HTTPException(CLIENT_CLOSED, "the client disconnected.", CLOSE) from None
     if inflate is not None and (not inflate.eof or inflate.unused_data):
         raise _badly_compressed()
-    return bytes(body)
+    return body
 
 
-def read_upload(headers: Headers, body: bytes, field: str) -> bytes:
+def read_upload(headers: Headers, body: bytearray, field: str) -> bytes:
     """The file in this field of a multipart form (RFC 7578)."""
     kind, boundary = _parameter(headers.get("content-type", ""), "boundary")
     if kind != "multipart/form-data":
         raise HTTPException(HTTPStatus.BAD_REQUEST, f"the body must be a multipart form with the file {field}.")
     if boundary is not None and len(boundary) > LONGEST_BOUNDARY:
         raise HTTPException(HTTPStatus.BAD_REQUEST, "the boundary of the form is too long.")
-    delimiter = b"\r\n--" + (boundary or "").encode("latin-1", "replace")
-    _, *parts = (b"\r\n" + body).split(delimiter, MOST_PARTS + 1)
-    if not boundary or not parts or not parts.pop().startswith(b"--"):  # the end of the form
+    if not boundary:
         raise _unreadable()
-    files = [file for file in map(_file, parts) if file is not None]
+    delimiter = b"\r\n--" + boundary.encode("latin-1", "replace")
+    is_at_start = body.startswith(delimiter[2:])
+    end, places = -2 if is_at_start else body.find(delimiter), list[tuple[int, int]]()
+    while len(places) <= MOST_PARTS and end != -1:
+        start = end + len(delimiter)
+        if body.startswith(b"--", start):
+            return _only_file(body, places, field)
+        end = body.find(delimiter, start)
+        places.append((start, end))
+    raise _unreadable()
+
+
+def _only_file(body: bytearray, places: Sequence[tuple[int, int]], field: str) -> bytes:
+    """The file of a form whose parts are at these places; it must be in this field."""
+    files = [file for start, end in places if (file := _find_file(body, start, end)) is not None]
     if len(files) > 1:
         raise _unreadable()
-    for name, content in files:
+    for name, start, end in files:
         if name == field:
-            return content
+            return bytes(memoryview(body)[start:end])
     raise HTTPException(HTTPStatus.BAD_REQUEST, f"the form has no file {field}.")
 
 
-def _file(part: bytes) -> tuple[str | None, bytes] | None:
-    """The name of the field and the content of a part of a form, if it is a file."""
-    end = part.find(b"\r\n\r\n", 0, LONGEST_HEADERS)
-    if end < 0:
+def _find_file(body: bytearray, start: int, end: int) -> tuple[str | None, int, int] | None:
+    """The field and the place of a file in a part of a form; None for a part that is no file."""
+    middle = body.find(b"\r\n\r\n", start, min(end, start + LONGEST_HEADERS))
+    if middle < 0:
         raise _unreadable()
-    for line in part[:end].decode("utf-8", "replace").split("\r\n"):
+    for line in body[start:middle].decode("utf-8", "replace").split("\r\n"):
         name, _, value = line.partition(":")
         if name.strip().lower() == "content-disposition" and _parameter(value, "filename")[1] is not None:
-            return _parameter(value, "name")[1], part[end + 4 :]
+            return _parameter(value, "name")[1], middle + 4, end
     return None
 
 

@@ -128,7 +128,7 @@ def page_router(
     async def rounds(request: Request) -> Response:
         try:
             with accepted() as hold:
-                return await start_rounds(await read_body(request, limits, hold))
+                return await start_rounds(bytes(await read_body(request, limits, hold)))
         except HTTPException as error:
             return JSONResponse({"error": error.detail}, error.status_code, {**HEADERS, **(error.headers or {})})
 
