@@ -242,14 +242,14 @@ def attack(name: str, options: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     """Print a row for each attack; exit with the requirements that are not met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("attacks", nargs="*", metavar="ATTACK", help=f"{', '.join(ATTACKS)}; all by default")
     parser.add_argument("--model", default="nettewoof-tiny")
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--out", type=Path, help="a JSON file for the rows")
-    words = sys.argv[1:]
+    words = sys.argv[1:] if words is None else words
     own, options_of_server = (
         (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
     )

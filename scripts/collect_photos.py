@@ -34,6 +34,8 @@ from typing import NamedTuple
 
 from PIL import Image, ImageOps
 
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+"""Formats of photographs; others may run programs."""
 HELD_OUT = 2
 """Images of each class of ImageNetV2 in ``val``."""
 TEST = "b-33"
@@ -127,7 +129,7 @@ def _copy(job: Job, quality: int) -> str | None:
         if job.side is None:
             shutil.copyfile(job.source, part)
         else:
-            with Image.open(job.source) as image:
+            with Image.open(job.source, formats=FORMATS) as image:
                 _scaled(image, job.side).save(part, "WEBP", quality=quality, method=2)
     except OSError as error:
         return f"{job.source}: {error}"

@@ -22,10 +22,10 @@ LISTS = ("trainval", "test")
 
 def resize(name: str, *, images: Path, trimaps: Path, out: Path, side: int, quality: int) -> None:
     """One photograph and its trimap."""
-    with Image.open(images / f"{name}.jpg") as photo:
+    with Image.open(images / f"{name}.jpg", formats=("JPEG", "PNG", "GIF")) as photo:
         square = photo.convert("RGB").resize((side, side), Image.Resampling.BICUBIC)
     square.save(out / "original" / f"{name}.webp", quality=quality)
-    with Image.open(trimaps / f"{name}.png") as trimap:
+    with Image.open(trimaps / f"{name}.png", formats=("PNG",)) as trimap:
         trimap.resize((side, side), Image.Resampling.NEAREST).save(out / "annotations" / "trimaps" / f"{name}.png")
 
 

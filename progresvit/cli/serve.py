@@ -61,6 +61,8 @@ def serve(
 
     if not 0 <= audit <= 1:
         raise ValueError(f"--audit is a share of the images from 0 to 1 (0.01 for 1 %), not {audit:g}.")
+    if max_memory is not None and not max_memory >= 4 * max_body:
+        raise ValueError(f"--max-memory must be at least four times --max-body, {4 * max_body:g}, not {max_memory:g}.")
     limits = Limits(
         body=round(max_body * 1e6), images=max_images, wait=batch_wait, deadline=deadline, drain=drain,
         memory=None if max_memory is None else round(max_memory * 1e6),

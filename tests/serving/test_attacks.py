@@ -22,7 +22,8 @@ from progresvit import Engine
 from progresvit.data import isolated
 from progresvit.serving.front import app, body
 from progresvit.serving.front.body import read_upload
-from progresvit.serving.service import Limits
+from progresvit.serving.metrics import ServerMetrics
+from progresvit.serving.service import Limits, Service
 from progresvit.serving.start import MOST_PIXELS, make_server
 from tests.serving.conftest import encode, running, wait_until
 
@@ -112,6 +113,13 @@ def test_slow_images_do_not_hold_up_others_and_are_bounded(served_model, photos,
             os.kill(child.process.pid, signal.SIGCONT)
         assert [response.status_code for response in responses] == [200] * 4
         wait_until(lambda: not server.service._slow_pixels)
+
+
+def test_memory_for_fewer_than_four_requests_is_refused(served_model):
+    with Engine(served_model, 1.0) as engine, pytest.raises(ValueError, match="at least four times body, 64000000"):
+        Service(engine, "tiny", ServerMetrics(2), limits=Limits(memory=10_000_000))
+    with running(served_model, 1.0, limits=Limits(body=200_000_000)) as server:
+        assert server.service.memory == 800_000_000
 
 
 def test_requests_are_refused_when_too_many_bytes_are_held(served_model, photos):

@@ -33,6 +33,8 @@ SAMPLE = samples_folder() / "golden_retriever.jpg"
         (["nettewoof-tiny", "--threshold", "-1"], "0 (every round runs) or more"),
         (["nettewoof-tiny", "--audit", "2"], "--audit is a share of the images from 0 to 1"),
         (["--host", "192.0.2.1", "--allow-anyone"], "check --host"),  # no machine has this address
+        (["--max-memory", "63"], "--max-memory must be at least four times --max-body, 64, not 63"),
+        (["--max-memory", "nan"], "--max-memory must be at least four times --max-body, 64, not nan"),
         (["--host", "0.0.0.0"], "for the command in the variable PROGRESVIT_TOKEN, or --allow-anyone"),
     ],
 )

@@ -19,6 +19,8 @@ from progresvit.serving.service import Service
 
 END = 5
 """Seconds to send the last responses after the drain."""
+CONNECTIONS = 16_384
+"""Open at a time."""
 LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -71,6 +73,7 @@ class Server(uvicorn.Server):
     def run_and_report(self, report: Callable[[str], None]) -> None:
         """Run until a signal; report the address as soon as it listens, and the end."""
         self._report = report
+        _allow_connections()
         try:
             with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C
                 self.run([self.listening])
@@ -103,6 +106,16 @@ class Server(uvicorn.Server):
 
         if self._draining is None:
             self._draining = asyncio.ensure_future(drain())
+
+
+def _allow_connections() -> None:
+    """Let this process open as many files as the system allows it, up to ``CONNECTIONS``."""
+    import resource  # POSIX only
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, CONNECTIONS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 class _TimedProtocol(H11Protocol):
