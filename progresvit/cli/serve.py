@@ -50,7 +50,7 @@ def serve(
         raise ValueError(f"--audit is a share of the images from 0 to 1 (0.01 for 1 %), not {audit:g}.")
     token = os.environ.get(TOKEN) or None
     if token is None and not _is_loopback(host):
-        typer.echo(f"warning: {host} is reachable from other machines, and anyone can use it; set {TOKEN}.", err=True)
+        output.echo(f"warning: {host} is reachable from other machines, and anyone can use it; set {TOKEN}.", err=True)
     limits = Limits(body=round(max_body * 1e6), images=max_images, wait=batch_wait, deadline=deadline, drain=drain)
     with output.setting_notes():
         server = make_server(
@@ -58,7 +58,7 @@ def serve(
             top_k=top_k, backend=backend, precision=precision, batch=batch, threads=threads, device=device,
             max_pixels=max_pixels,
         )  # fmt: skip
-    server.run_and_report(typer.echo)
+    server.run_and_report(output.echo)
 
 
 def _is_loopback(host: str) -> bool:

@@ -130,6 +130,11 @@ def _sections(annotation: Any) -> list[type[BaseModel]]:
     return [section for part in get_args(annotation) for section in _sections(part)]
 
 
+def printable(text: str) -> str:
+    """The text on one line, as a terminal can show it: line breaks, control characters and bad bytes are escaped."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
 def parse_limit(text: str | None) -> str | float | tuple[float, ...] | None:
     """Parse a number or comma-separated numbers; other text names a setting and is returned unchanged."""
     if text is None:

@@ -21,6 +21,7 @@ from progresvit.data.sampler import Draw, seed_all
 from progresvit.data.split import save_training_list
 from progresvit.distributed import Processes
 from progresvit.io.lock import FolderLock
+from progresvit.io.parse import printable
 from progresvit.training.build import build_model, start_model
 from progresvit.training.logger import RunLogger, start_wandb
 from progresvit.training.optim import Schedules, base_rate, warmup_epochs
@@ -133,7 +134,7 @@ def resume_state(folder: Path, step: TrainingStep) -> TrainState:
             state, scaler = load_state(path, trained=step.trained, average=step.ema.module, optimizer=step.optimizer)
         except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
             reason = reason or f"the newest: {error}"
-            print(f"{path} is damaged and skipped: {error}", file=sys.stderr)
+            print(printable(f"{path} is damaged and skipped: {error}"), file=sys.stderr)
             continue
         step.scaler.load_state_dict(scaler)
         if state.loss_sums:
