@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self
 
 from progresvit.io.files import replace_file, replacing_file, writing
 from progresvit.io.lock import LOCK_FILE, FolderLock
+from progresvit.io.parse import parse_json, read_text
 from progresvit.io.part_formats import PartFormat, Piece
 
 if TYPE_CHECKING:
@@ -292,7 +293,7 @@ class ResumableTable(Generic[Piece]):
     def _read_run_file(self) -> dict[str, Any]:
         """Empty if ``run.json`` is missing or damaged."""
         try:
-            content = json.loads((self.folder / RUN_FILE).read_text(encoding="utf-8"))
+            content = parse_json(read_text(self.folder / RUN_FILE))
         except (OSError, ValueError):
             return {}
         return content if isinstance(content, dict) else {}

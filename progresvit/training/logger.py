@@ -20,7 +20,7 @@ from progresvit import __version__
 from progresvit.distributed import processor_name
 from progresvit.io.extras import not_installed
 from progresvit.io.files import replace_file
-from progresvit.io.parse import printable
+from progresvit.io.parse import parse_json, printable
 
 LOG_FILE = "log.jsonl"
 WANDB_FOLDER = "wandb"
@@ -203,7 +203,7 @@ def remove_after(log: Path, step: int, evaluated_step: int) -> None:
     kept = []
     for line in log.read_text(encoding="utf-8").splitlines():
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             if entry["step"] <= (evaluated_step if entry["event"] == "evaluation" else step):
                 kept.append(line)
         except (ValueError, KeyError):

@@ -17,6 +17,8 @@ from progresvit.config import BaseConfig
 from progresvit.distributed import Processes
 from progresvit.io.files import NO_SPACE, WriteError, replace_file
 from progresvit.io.lock import LOCK_FILE, FolderLock
+from progresvit.io.parse import parse_json, read_text
+from progresvit.io.yaml_files import read_mapping
 from progresvit.model.registry import parse_config
 from progresvit.training.logger import LOG_FILE, environment
 from progresvit.training.recipe import Recipe, make_recipe
@@ -57,9 +59,12 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
             "another folder."
         )
     if resume:
-        before = yaml.safe_load((out / RECIPE_FILE).read_text(encoding="utf-8"))
-        if not isinstance(before, dict):
-            raise ValueError(f"{out / RECIPE_FILE} is damaged; restore the recipe of the run, or pass overwrite=True.")
+        try:
+            before = read_mapping(out / RECIPE_FILE, "recipe", "model: and schedule:")
+        except ValueError as error:
+            raise ValueError(
+                f"{out / RECIPE_FILE} is damaged ({error}); restore the recipe of the run, or pass overwrite=True."
+            ) from error
         before = yaml.safe_load(_read_recipe(before, out).to_yaml())  # adds keys that are newer than the run
         differing = changed_keys(before, yaml.safe_load(recipe.to_yaml()))
         if differing:
@@ -162,7 +167,7 @@ def _read_about(out: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        about: dict[str, Any] = parse_json(read_text(path))
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); delete it to skip the check of the data.") from error
     return about
