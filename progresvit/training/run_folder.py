@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import unicodedata
 from collections.abc import Collection, Iterator
@@ -15,7 +16,7 @@ import yaml
 
 from progresvit.config import BaseConfig
 from progresvit.distributed import Processes
-from progresvit.io.files import NO_SPACE, WriteError, replace_file
+from progresvit.io.files import NO_SPACE, WriteError, is_staged, remove_staged, replace_file
 from progresvit.io.lock import LOCK_FILE, FolderLock
 from progresvit.io.parse import parse_json, read_text
 from progresvit.io.yaml_files import read_mapping
@@ -38,6 +39,7 @@ RUN_FILES = (
     RECIPE_FILE,
 )
 """Files of a run, in the order of removal. The recipe is last: it marks the folder as a run."""
+_NAMES = "|".join(map(re.escape, RUN_FILES))
 FREE_TO_CHANGE = {"run", "data.workers", "data.in_memory_cache", "optimizer.lr"}
 """Keys that may change when a run resumes. The learning rate is one of them, for runs that diverged."""
 _CLASS_KEYS = ("num_classes", "class_ids", "labels", "task")
@@ -50,7 +52,7 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; name a folder.")
     if not (out / RECIPE_FILE).is_file():
-        if out.is_dir() and any(path.name != LOCK_FILE for path in out.iterdir()):
+        if out.is_dir() and any(path.name != LOCK_FILE and not is_staged(path, _NAMES) for path in out.iterdir()):
             raise ValueError(f"{out} holds other files and no run; name a new folder.")
         return
     if not resume and not overwrite:
@@ -72,6 +74,12 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
                 f"{out} holds a run of another recipe ({', '.join(differing)}); resume with the same recipe, or "
                 "name another folder."
             )
+
+
+def remove_leftovers(out: Path) -> None:
+    """Remove checkpoints and files of a run that was killed while it wrote them. The folder must be locked."""
+    remove_staged(out, _NAMES)
+    remove_staged(out / "checkpoints", r"step-\d+")
 
 
 @contextmanager
