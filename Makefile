@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
 	  || { echo "error: Python 3.11, 3.12 or 3.13 is needed; run 'make PYTHON=/path/to/python3.11'"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.11'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.11.15'
 	links="$${PIP_FIND_LINKS:-$$($(BIN)/python -m pip config get global.find-links 2>/dev/null || true)}"; \
 	  if [ -n "$$links" ]; then export UV_FIND_LINKS="$$links"; fi; \
 	  $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraints constraints.txt --editable '.[dev]'

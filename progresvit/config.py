@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from progresvit.io.parse import Section, did_you_mean, explain
+from progresvit.io.parse import Section, did_you_mean, explain_all, parse_json
 
 HEAD_WIDTH = 64
 """Channels per attention head. Every width in this library is a multiple of it."""
@@ -56,6 +56,13 @@ Number = Annotated[float, PlainValidator(_finite_number)]
 Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 CountOrZero = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
 
+MAX_DEPTH, MAX_HEADS, MAX_SIDE = 512, 256, 4096
+MAX_ROUNDS, MAX_TOKENS, MAX_PARAMETERS = 64, 65_536, 10_000_000_000
+"""Limits of what a config may ask for, far above any model of the field: larger numbers are mistakes or attacks."""
+Depth = Annotated[int, Field(strict=True, ge=1, le=MAX_DEPTH)]
+Heads = Annotated[int, Field(strict=True, ge=1, le=MAX_HEADS)]
+Side = Annotated[int, Field(strict=True, ge=1, le=MAX_SIDE)]
+
 
 class _Checked(Section):
     """A section whose constructor raises a plain ``ValueError`` with one line for all problems."""
@@ -64,13 +71,13 @@ class _Checked(Section):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise ValueError("; ".join(explain(problem, type(self)) for problem in error.errors())) from None
+            raise ValueError(explain_all(error, type(self))) from None
 
 
 class BaseRound(_Checked):
     """One round of any model. Kinds of models add what else sets their rounds apart."""
 
-    resolution: Count
+    resolution: Side
     """Side in pixels of the image that the round sees."""
 
 
@@ -91,7 +98,7 @@ class BaseConfig(_Checked):
     task: ModelTask = "classification"
     """``segmentation``: the head is Segmenter's linear decoder, which classifies every patch; left out of the JSON of a
     classification model."""
-    input_resolution: Count | None = None
+    input_resolution: Side | None = None
     """Side of the image that preprocessing gives and every round is resized from; None becomes the highest of the
     rounds. The authors' distilled models take 384 pixels even where their rounds end at 240."""
     mean: tuple[Number, ...] = IMAGENET_MEAN
@@ -167,6 +174,15 @@ class BaseConfig(_Checked):
         """The config of a classification model stays as it was before segmentation existed."""
         return {key: value for key, value in write(self).items() if key != "task" or value != "classification"}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _limit_rounds(cls, values: Any) -> Any:
+        """Before they are read, one by one."""
+        rounds = values.get("rounds") if isinstance(values, Mapping) else None
+        if isinstance(rounds, Sequence) and len(rounds) > MAX_ROUNDS:
+            raise ValueError(f"rounds: {len(rounds)} rounds; a model has at most {MAX_ROUNDS}.")
+        return values
+
     @model_validator(mode="after")
     def _check_shared(self) -> Self:
         if self.task not in self.tasks:
@@ -204,9 +220,9 @@ class BaseConfig(_Checked):
 class Round(BaseRound):
     """One pass over the backbone: how much of it runs, and on what image."""
 
-    resolution: Count
+    resolution: Side
     """Image side in pixels, a multiple of the patch size."""
-    heads: Count
+    heads: Heads
     """Leading attention heads; the active width is heads * 64."""
     merge: CountOrZero = 0
     """Patch tokens merged in each block of the round (ToMe's r); left out of the JSON if it is 0."""
@@ -228,12 +244,12 @@ class BackboneConfig(BaseConfig):
     A kind of model names its type of rounds and sets ``kind``.
     """
 
-    heads: Count
+    heads: Heads
     """Attention heads of the whole backbone: 3 is Ti, 6 is S, 12 is B."""
-    depth: Count = 12
+    depth: Depth = 12
     """Transformer blocks of the whole backbone."""
-    patch_size: Count = 16
-    position_resolution: Count | None = None
+    patch_size: Side = 16
+    position_resolution: Side | None = None
     """Resolution whose grid the position embedding is stored for; None becomes the highest of the rounds."""
     layer_scale: Number | None = None
     """Start value of the backbone's LayerScale; None omits LayerScale."""
@@ -282,12 +298,24 @@ class BackboneConfig(BaseConfig):
                     f"a model of kind {self.kind} does not merge tokens; remove merge from round {number}."
                 )
             patches = self.grid(round_) ** 2
+            if patches > MAX_TOKENS:
+                raise ValueError(
+                    f"round {number} has {patches} patch tokens; at most {MAX_TOKENS} are allowed, so lower its "
+                    "resolution or raise patch_size."
+                )
             largest = patches // (self.depth + 1)  # so that the last block, which has the fewest, can merge them too
             if round_.merge > largest:
                 raise ValueError(
                     f"round {number} has {patches} patch tokens, and each of {self.depth} blocks can merge at most "
                     f"half of those left, so it cannot merge {round_.merge} in each; set merge to {largest} or less."
                 )
+        inputs = self.stored_grid**2 + self.in_channels * patch**2 + self.num_classes * len(self.rounds)
+        parameters = 12 * self.depth * self.width**2 + inputs * self.width
+        if parameters > MAX_PARAMETERS:
+            raise ValueError(
+                f"the model would have {parameters:.2g} parameters; at most {MAX_PARAMETERS:.2g} are allowed, so lower "
+                "heads or depth, or position_resolution or num_classes."
+            )
         if self.layer_scale is not None and self.layer_scale <= 0:
             raise ValueError(
                 f"layer_scale is a start value above 0 (DeiT-III uses 1e-6) or null for none, not {self.layer_scale!r}."
@@ -375,9 +403,9 @@ def check_one_resolution(rounds: Sequence[BaseRound]) -> None:
 def parse_object(text: str) -> dict[str, Any]:
     """Parse the text of a config.json, which must be an object."""
     try:
-        values = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"the model config is not JSON ({error}); save the model again.") from error
+        values = parse_json(text)
+    except ValueError as error:
+        raise ValueError(f"the model config is not JSON that can be read ({error}); save the model again.") from error
     if not isinstance(values, dict):
         raise ValueError(f"a model config is a JSON object, not {values!r:.60}.")
     return values

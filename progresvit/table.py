@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import io
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +73,45 @@ def interval_cells(key: str, value: Interval | None) -> Row:
     return dict(zip((key, f"{key}_low", f"{key}_high"), numbers))
 
 
+_FORMULA = r"^('*[=+\-@\t\r])"
+"""The beginning of a text that a spreadsheet runs, behind any number of apostrophes."""
+
+
+def escape_formula(value: Any) -> Any:
+    """The value of a cell in CSV: text that a spreadsheet would run as a formula gets an apostrophe in front.
+
+    Text with such a beginning behind apostrophes gets one more, so that removing one restores every text.
+    """
+    return re.sub(_FORMULA, r"'\1", value) if isinstance(value, str) else value
+
+
+def escape_formulas(column: Any) -> Any:
+    """:func:`escape_formula` for an Arrow column; columns of other types than text stay as they are."""
+    return _replace_text(column, _FORMULA, r"'\1")
+
+
+def restore_formulas(batch: Any) -> Any:
+    """The Arrow record batch of a CSV file, with the text that it had before :func:`escape_formulas`."""
+    for number, column in enumerate(batch.columns):
+        batch = batch.set_column(number, batch.schema.field(number), _replace_text(column, f"^'{_FORMULA[1:]}", r"\1"))
+    return batch
+
+
+def _replace_text(column: Any, pattern: str, replacement: str) -> Any:
+    import pyarrow as pa  # slow to import, and tables need it in CSV files of answers only
+    import pyarrow.compute as pc
+
+    is_text = pa.types.is_string(column.type)
+    return pc.replace_substring_regex(column, pattern, replacement) if is_text else column
+
+
+class _Lines(list[str]):
+    """What a csv writer writes, with line feeds. Its own CRLF makes it quote a carriage return within a cell."""
+
+    def write(self, line: str) -> None:
+        self.append(line.removesuffix("\r\n") + "\n")
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows under a title."""
@@ -127,12 +166,12 @@ class Table:
         return [column for column in self.columns if any(row[column.key] not in (None, "") for row in self.rows)]
 
     def to_csv(self) -> str:
-        """The keys and unrounded values; shares are not converted to percent."""
-        stream = io.StringIO()
-        writer = csv.DictWriter(stream, [column.key for column in self.columns], lineterminator="\n")
+        """The keys and unrounded values; shares are not converted to percent. Formulas: :func:`escape_formula`."""
+        lines = _Lines()
+        writer = csv.DictWriter(lines, [column.key for column in self.columns])
         writer.writeheader()
-        writer.writerows(self.rows)
-        return stream.getvalue()
+        writer.writerows({key: escape_formula(value) for key, value in row.items()} for row in self.rows)
+        return "".join(lines)
 
     def to_json(self) -> str:
         """The title and one object per row."""

@@ -107,7 +107,7 @@ def small(**changes):
         (lambda: small(std=(0.2, float("inf"), 0.2)), "std.1: must be a finite number"),
         (lambda: small(mean=(0.2, float("nan"), 0.2)), "mean.1: must be a finite number"),
         (lambda: small(layer_scale=float("inf")), "layer_scale: must be a finite number"),
-        (lambda: small(depth=10**330), "depth: input should be less than or equal to 1000000"),
+        (lambda: small(depth=10**330), "depth: input should be less than or equal to 512"),
         (lambda: preset(None), "choose one of"),
         (lambda: small(crop=1.5), "above 0 and at most 1"),
         (lambda: small(labels=("cat", "dog")), "2 labels for 1000 classes; give one per class"),

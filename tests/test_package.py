@@ -1,13 +1,17 @@
-"""The wheel, as a user gets it: built, installed into an empty environment, run there."""
+"""The package as a user gets it: what it requires, its image, and the wheel, installed into an empty environment."""
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
 
 import progresvit
 from progresvit.data.samples import samples_folder
@@ -15,6 +19,75 @@ from progresvit.engine.export.export import export
 from progresvit.io.model_folder import BUNDLED
 
 ROOT = Path(__file__).parent.parent
+VULNERABLE = {
+    "fastapi": "0.132.0",  # requires a starlette with the next hole
+    "filelock": "3.20.2",  # CVE-2026-22701
+    "h11": "0.15.0",  # CVE-2025-43859
+    "jinja2": "3.1.5",  # CVE-2025-27516
+    "onnx": "1.21.0",  # CVE-2026-44512
+    "pillow": "12.2.0",  # CVE-2026-59199 and others; 12.1.1: CVE-2026-40192
+    "pillow-heif": "1.2.1",  # CVE-2026-28231
+    "pyarrow": "23.0.0",  # CVE-2026-25087
+    "pytest": "9.0.2",  # CVE-2025-71176
+    "python-multipart": "0.0.30",  # unbounded header names; 0.0.25: CVE-2026-40347
+    "ray": "2.54.1",  # CVE-2026-41486
+    "scikit-learn": "1.4.2",  # CVE-2024-5206
+    "starlette": "1.3.0",  # CVE-2026-54283
+    "torch": "2.10.0",  # CVE-2026-4538
+    "uv": "0.11.14",  # CVE-2026-114109
+}
+"""The last release of each package with a published hole that matters at its floor."""
+
+
+def requirements():
+    """All requirements in pyproject.toml and in the file for hosts of exports."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    runtime = (ROOT / "requirements" / "runtime.txt").read_text().splitlines()
+    return [Requirement(line) for line in [*lines, *runtime] if not line.startswith("#")]
+
+
+@pytest.mark.parametrize(("name", "version"), list(VULNERABLE.items()))
+def test_no_release_with_a_known_hole_is_installed(name, version):
+    own = [requirement for requirement in requirements() if requirement.name == name]
+    assert own
+    assert not any(requirement.specifier.contains(version) for requirement in own)
+
+
+def test_constraints_are_within_the_requirements():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if not line.startswith("#")]
+    specifiers = {requirement.name: requirement.specifier for requirement in requirements()}
+    for pin in pins:
+        (exact,) = pin.specifier
+        assert specifiers[pin.name].contains(exact.version)
+
+
+def test_the_image_is_built_with_the_constraints_on_a_named_base():
+    lines = (ROOT / "docker" / "Dockerfile").read_text()
+    assert "pip install --no-cache-dir --constraint /src/constraints.txt '/src[serve]'" in lines
+    assert re.search(r"^ARG BASE=python:3\.\d+-slim-\w+$", lines, re.MULTILINE)
+    assert re.findall(r"^FROM (\S+)", lines, re.MULTILINE) == ["${BASE}", "${BASE}"]
+    assert re.search("^USER progresvit$", lines, re.MULTILINE)
+
+
+def test_containers_have_a_memory_limit_and_no_privileges():
+    services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
+    assert services["progresvit"]["read_only"] is True
+    for service in services.values():
+        assert service["mem_limit"]
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+
+
+def test_hosted_actions_are_pinned_to_commits_and_dependencies_are_audited():
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    actions = re.findall(r"uses: (.*)", text)
+    assert actions
+    assert all(re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action) for action in actions)
+    assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
+    assert any("pip-audit " in step.get("run", "") for step in yaml.safe_load(text)["jobs"]["audit"]["steps"])
 
 
 @pytest.fixture(scope="module")

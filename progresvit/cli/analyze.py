@@ -189,7 +189,7 @@ def _report_images(subject: Subject, data: str, split: str) -> None:
         images, drawn_from = subject.sample.drawn
         output.report_drawn_split(data, split, images=images, drawn_from=drawn_from)
     for line in subject.sample.unreadable:
-        typer.echo(f"skipped: {in_options(line)}", err=True)
+        output.echo(f"skipped: {in_options(line)}", err=True)
 
 
 for _name, _diagnostic in DIAGNOSTICS.items():

@@ -141,7 +141,7 @@ def _show(model: str, rows: Sequence[dict[str, Any]]) -> None:
     if len(rows) == 1:
         return
     eager = rows[1]
-    typer.echo(
+    output.echo(
         f"The engine is {engine['images_per_s'] / eager['images_per_s']:.2f} times as fast as the model run round by "
         f"round at batch {engine['batch']}, and {eager['p50_ms'] / engine['p50_ms']:.2f} times at batch 1 (p50)."
     )

@@ -113,7 +113,7 @@ def _to_file(engine: Engine, dataset: ImageDataset, out: Path, shard: Shard | No
         summary = classify_files(engine, dataset, out, shard=shard, overwrite=overwrite, progress=progress)
     _report(summary, engine)
     unread = f"; {summary.errors} unreadable (see column error)" if summary.errors else ""
-    typer.echo(f"wrote {out if shard is None else shard.path(out)}{unread}")
+    output.echo(f"wrote {out if shard is None else shard.path(out)}{unread}")
     output.report_skipped(summary.unreadable, summary.errors, "column error")
     return summary.errors
 
@@ -162,7 +162,7 @@ def _to_terminal(engine: Engine, dataset: ImageDataset, *, mark_correct: bool) -
         rows = []
         for entry, answer in good:
             others = (f"{c.label or f'class {c.index}'} {c.probability:.1%}" for c in answer.top[1:])
-            cells = row(output.printable(entry.name), answer, engine)
+            cells = row(entry.name, answer, engine)
             rows.append({**cells, "answer": _answer(answer), "others": ", ".join(others)})
         if mark_correct and engine.config.class_ids is not None:
             columns.insert(2, Column("correct", "correct"))
@@ -194,7 +194,7 @@ def _correct(cells: dict[str, Any], accepted: list[str], class_ids: set[str]) ->
 def _report(summary: Summary, engine: Engine) -> None:
     if not any(summary.exits):
         return
-    typer.echo(
+    output.echo(
         output.describe_exits(summary.exits, summary.gmacs, engine.gmacs[-1])
         + (f"; {summary.abstained} abstained" if summary.abstained else "")
         + (f", {summary.out_of_distribution} of them out-of-distribution" if summary.out_of_distribution else "")

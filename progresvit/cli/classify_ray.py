@@ -40,4 +40,4 @@ def classify_ray(
             batch=batch,
             precision=precision,
         )
-    typer.echo(f"{rows} images in {out}")
+    output.echo(f"{rows} images in {out}")

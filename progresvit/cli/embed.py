@@ -54,7 +54,7 @@ def embed(
         pooled = "class token" if engine.pool == "class" else "mean of the patch tokens"
         features = f"{engine.width} features each ({pooled} of round {engine.round})"
         unread = f"; {result.errors} unreadable (see column error)" if result.errors else ""
-        typer.echo(f"wrote {out}: {output.count_images(result.images - result.errors)}, {features}{unread}")
+        output.echo(f"wrote {out}: {output.count_images(result.images - result.errors)}, {features}{unread}")
         errors += result.errors
     output.report_skipped(bad)
     if errors:
@@ -81,6 +81,6 @@ def _show_neighbours(out: Path, neighbours: int, *, images: int) -> None:
     heads = [Column("image", "image"), Column("neighbour", "neighbour"), Column("similarity", "similarity", decimals)]
     output.show_table(Table("the most similar images", heads, rows))
     if len(shown) < images:
-        typer.echo(
+        output.echo(
             f"the first {len(shown)} of {images} images; {out} has all of them (columns neighbours, similarities)"
         )

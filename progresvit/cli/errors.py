@@ -13,6 +13,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from progresvit.io.parse import printable
+
 _ARGUMENT = re.compile(
     r"""
     [\w.]+\([^()]*\)                    # a call in Python stays as it is: Engine(max_pixels=100)
@@ -25,6 +27,7 @@ _ARGUMENT = re.compile(
     """,
     re.VERBOSE,
 )
+_UsageError: Any = typer.BadParameter.__base__
 
 
 class Commands(TyperGroup):
@@ -61,13 +64,16 @@ class Commands(TyperGroup):
 
             typer.echo(f"error: {not_installed(error.name)}", err=True)
             raise typer.Exit(code=2) from error
+        except _UsageError as error:  # a file name that begins with a dash counts as an option
+            error.message = printable(error.message)
+            raise
         except (ValueError, OSError) as error:
             typer.echo(f"error: {in_options(_with_remedy(error))}", err=True)
             raise typer.Exit(code=2) from error
 
 
 def in_options(message: str) -> str:
-    """The message with ``name=value`` written as options of the running command.
+    """The message on one line, with ``name=value`` written as options of the running command.
 
     ``overwrite=True`` becomes ``--overwrite``, ``device='cpu'`` becomes ``--device cpu``, a key of a recipe,
     ``optimizer.batch=64``, becomes ``--set optimizer.batch=64``, and the subject of ``top_k must be at most 4`` becomes
@@ -99,7 +105,7 @@ def in_options(message: str) -> str:
             text = re.sub(r"['\"\s]", "", text)  # ('a', 'b') -> a,b
         return f"{option.opts[0]} {value if ' ' in text else text}".rstrip()
 
-    return _ARGUMENT.sub(translate, message)
+    return _ARGUMENT.sub(translate, printable(message))
 
 
 def _with_remedy(error: ValueError | OSError) -> str:

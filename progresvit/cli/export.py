@@ -54,11 +54,11 @@ def export(
             temperatures=parsed_temperatures,
             int8=check,
             settings_from=folder,
-            progress=lambda message: typer.echo(message, err=True),
+            progress=lambda message: output.echo(message, err=True),
         )
     if manifest.int8 is not None:
         output.show_table(_int8_table(manifest.int8))
-    typer.echo(f"{out} is ready: {', '.join(name for files in manifest.files for name in files)}, export.json")
+    output.echo(f"{out} is ready: {', '.join(name for files in manifest.files for name in files)}, export.json")
 
 
 def _find_threshold(text: str | None, folder: Path | None) -> float | tuple[float, ...] | Setting | None:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from progresvit.cli import output
+
 
 def fit_router(
     records: Annotated[Path, typer.Argument(help="Records of images that are not used for reporting.")],
@@ -32,4 +34,4 @@ def fit_router(
 
     router = fit_on(read_records(records), target=target, epochs=epochs, seed=seed)  # type: ignore[arg-type]  # checked
     save_router(router, out)
-    typer.echo(f"{out} is ready: fitted on {router.origin.images} images to predict {target!r}")
+    output.echo(f"{out} is ready: fitted on {router.origin.images} images to predict {target!r}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from progresvit.cli import options
+from progresvit.cli import options, output
 
 
 def import_official(
@@ -28,5 +28,5 @@ def import_official(
     model = interop.import_official(file, resolutions=sides)
     folder = save(model, out)
     rounds = " → ".join(f"{round_.resolution} px × {round_.heads} heads" for round_ in model.config.rounds)
-    typer.echo(f"{rounds}, {model.config.num_classes} classes")
-    typer.echo(f'{folder} is ready: progresvit info {folder}, or progresvit.load("{folder}") in Python')
+    output.echo(f"{rounds}, {model.config.num_classes} classes")
+    output.echo(f'{folder} is ready: progresvit info {folder}, or progresvit.load("{folder}") in Python')

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from progresvit import compute
-from progresvit.cli import options
+from progresvit.cli import options, output
 from progresvit.compute import CONVENTIONS
 from progresvit.config import PRESETS, BaseConfig, ModelConfig
 from progresvit.io.model_folder import BUNDLED, CONFIG_FILE, DEFAULT_MODEL, bundled_folder, find_folder, is_local
-from progresvit.io.parse import did_you_mean, dump_json
+from progresvit.io.parse import did_you_mean, dump_json, printable
 from progresvit.model.registry import read_config
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ def info(
     if "export" in report:
         _print_export(report["export"])
     if model is None:
-        typer.echo(f"Bundled models: {', '.join(BUNDLED)}\nPresets: {', '.join(PRESETS)}")
+        output.echo(f"Bundled models: {', '.join(BUNDLED)}")
+        output.echo(f"Presets: {', '.join(PRESETS)}")
 
 
 def describe(name: str, config: BaseConfig) -> dict[str, Any]:
@@ -158,21 +159,21 @@ def _describe_settings(folder: Path, manifest: Manifest) -> dict[str, str | None
 
 
 def _print_export(report: dict[str, Any]) -> None:
-    typer.echo(f"Export: {report['kind']}, {report['precision']}")
+    output.echo(f"Export: {report['kind']}, {report['precision']}")
     named = f" ({report['setting_name']})" if report["setting_name"] else ""
-    typer.echo(f"Threshold: {'none' if report['threshold'] is None else report['threshold']}{named}")
+    output.echo(f"Threshold: {'none' if report['threshold'] is None else report['threshold']}{named}")
     for name, caveat in report["settings"].items():
-        typer.echo(f"Setting {name}{'' if caveat is None else f': {caveat}'}")
+        output.echo(f"Setting {name}{'' if caveat is None else f': {caveat}'}")
 
 
 def _print(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    console = Console()
+    console = Console(emoji=False)
     console.width = max(console.width, 24 + 10 * len(report["rounds"]))  # do not cut numbers
     task = f"  {report['task']}, {report['config']['num_classes']} classes" if _segments(report) else ""
-    console.print(f"[bold]{escape(report['model'])}[/bold]  {report['parameters']:,} parameters{task}")
+    console.print(f"[bold]{escape(printable(report['model']))}[/bold]  {report['parameters']:,} parameters{task}")
     console.print(_rounds_table(report))
     for convention in CONVENTIONS:
         console.print(_compute_table(report, convention))
@@ -183,12 +184,13 @@ def _segments(report: dict[str, Any]) -> bool:
 
 
 def _rounds_table(report: dict[str, Any]) -> Table:
+    from rich.markup import escape
     from rich.table import Table
 
     keys = list(report["rounds"][0])
     table = Table(*(HEADINGS.get(key, key) for key in keys), title="Rounds", title_justify="left")
     for row in report["rounds"]:
-        table.add_row(*(str(row[key]) for key in keys))
+        table.add_row(*(escape(printable(str(row[key]))) for key in keys))
     return table
 
 

@@ -178,7 +178,7 @@ def parse_threshold(text: str | None, header: Header, router: Router | None = No
             graphs_sha256=header.graphs_sha256,
         )
         if caveat:
-            typer.echo(f"note: {caveat}", err=True)
+            output.echo(f"note: {caveat}", err=True)
         return setting.threshold
     from progresvit.routing.decide import as_thresholds
 
@@ -230,10 +230,10 @@ def open_router(path: Path | None, header: Header, ids: ArrayLike | None = None)
 
     router = open_router(path, header.rounds)
     if router.origin.model_sha256 not in (None, header.weights_sha256):
-        typer.echo(f"note: {path} was fitted on the records of another model; expect worse results.", err=True)
+        output.echo(f"note: {path} was fitted on the records of another model; expect worse results.", err=True)
     seen = 0 if ids is None else router.count_seen(ids)
     if seen:
-        typer.echo(
+        output.echo(
             f"note: {path} was fitted on {seen} of these images, so its results here are too optimistic.", err=True
         )
     return router

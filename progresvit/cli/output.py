@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from progresvit.cli.errors import in_options
+from progresvit.io.parse import printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,23 +27,28 @@ if TYPE_CHECKING:
     from progresvit.table import Table
 
 
+def echo(text: str = "", *, err: bool = False) -> None:
+    """Print a line. Names and labels in it cannot control the terminal: see :func:`progresvit.io.parse.printable`."""
+    typer.echo(printable(text), err=err)
+
+
 def show_table(table: Table) -> None:
     """Print a table; the console is widened rather than cutting numbers."""
     from rich.console import Console
     from rich.table import Table as RichTable
 
-    heads, cells = table.cells()
-    rich_table = RichTable(title=table.title, title_justify="left")
+    heads, *cells = ([printable(cell) for cell in line] for line in (table.cells()[0], *table.cells()[1]))
+    rich_table = RichTable(title=printable(table.title), title_justify="left")
     for number, head in enumerate(heads):
         is_text = not cells[0][number][:1].isdigit() and cells[0][number][:1] not in "+-–"
         rich_table.add_column(head, justify="left" if is_text else "right")
     for row in cells:
         rich_table.add_row(*row)
-    console = Console()
+    console = Console(markup=False, emoji=False)  # [red] or :cat: in a label is text
     console.width = max(
         console.width, 4 + sum(3 + max(len(row[n]) for row in [heads, *cells]) for n in range(len(heads)))
     )
-    console.print(rich_table, markup=False)
+    console.print(rich_table)
 
 
 Output = tuple[Path, str | bytes]
@@ -72,7 +78,7 @@ def write_outputs(outputs: Sequence[Output]) -> None:
     for path, content in outputs:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content)
-        typer.echo(f"wrote {path}")
+        echo(f"wrote {path}")
 
 
 def publish(
@@ -82,7 +88,7 @@ def publish(
     outputs = make_outputs(paths or [], table, figure)
     show_table(table)
     for line in lines:
-        typer.echo(line)
+        echo(line)
     write_outputs(outputs)
 
 
@@ -112,7 +118,7 @@ def progress_bars(*, wanted: bool = True) -> Iterator[Callable[[str], Callable[[
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    label, rate = TextColumn("{task.description}"), TextColumn("{task.fields[rate]}")
+    label, rate = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[rate]}")
     columns = (label, BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
     console = Console(stderr=True)  # standard output may be piped
     with Progress(*columns, console=console, transient=True, disable=not (wanted and console.is_terminal)) as bars:
@@ -120,7 +126,7 @@ def progress_bars(*, wanted: bool = True) -> Iterator[Callable[[str], Callable[[
         def begin(label: str) -> Callable[[int, int], None]:
             for task in bars.task_ids:
                 bars.remove_task(task)
-            new = bars.add_task(label, total=None, rate="")
+            new = bars.add_task(printable(label), total=None, rate="")
 
             def update(done: int, total: int) -> None:
                 speed = bars.tasks[-1].speed  # of the last seconds; what a resumed run finds done does not count
@@ -150,7 +156,7 @@ def stoppable(message: str = "stopped; the same command continues", *, wanted: b
     except KeyboardInterrupt:
         code = 128 + (received[0] if received else signal.SIGINT)
         if wanted:
-            typer.echo(message, err=True)
+            echo(message, err=True)
         if len(received) > 1:
             os._exit(code)
         raise typer.Exit(code=code) from None
@@ -179,17 +185,12 @@ def format_rate(speed: float | None) -> str:
     return f"{speed:,.0f}/s" if speed >= 10 else f"{speed:.2g}/s"
 
 
-def printable(text: str) -> str:
-    """The text on one line, as a terminal can show it: line breaks, control characters and bad bytes are escaped."""
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
-
-
 def report_other_files(others: Mapping[str, int]) -> None:
     """Print the number of files that are no images, by suffix, in one line on stderr; nothing if there are none."""
     from progresvit.data.dataset import describe_others
 
     if line := describe_others(others):
-        typer.echo(printable(line), err=True)
+        echo(line, err=True)
 
 
 def count_images(images: int) -> str:
@@ -213,7 +214,7 @@ def report_setting(setting: Setting | None, thresholds: Sequence[float]) -> None
     limits = ", ".join(f"{limit:.4g}" for limit in thresholds)
     spent = setting.expected.get("gmacs")
     average = f" ({spent:.3f} GMACs on average there)" if spent is not None else ""
-    typer.echo(f"τ = {limits}, calibrated by the rule {setting.rule} on {setting.n} images{average}")
+    echo(f"τ = {limits}, calibrated by the rule {setting.rule} on {setting.n} images{average}")
 
 
 def round_accuracies(correct: NDArray[np.bool_]) -> str:
@@ -227,9 +228,9 @@ def round_accuracies(correct: NDArray[np.bool_]) -> str:
 def report_skipped(bad: Sequence[tuple[str, str]], total: int | None = None, where: str = "") -> None:
     """List unreadable images, by name and reason, on stderr; ``where`` says where the others of ``total`` are."""
     for name, reason in bad:
-        typer.echo(f"skipped: {printable(name)}: {in_options(printable(reason))}", err=True)
+        echo(f"skipped: {name}: {in_options(reason)}", err=True)
     if total is not None and total > len(bad):
-        typer.echo(f"… and {total - len(bad)} more, see {where}", err=True)
+        echo(f"… and {total - len(bad)} more, see {where}", err=True)
 
 
 @contextmanager
@@ -242,7 +243,7 @@ def setting_notes() -> Iterator[None]:
         yield
     for warning in caught:
         if issubclass(warning.category, SettingWarning):
-            typer.echo(f"note: {in_options(str(warning.message))}", err=True)
+            echo(f"note: {in_options(str(warning.message))}", err=True)
         else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
@@ -252,7 +253,7 @@ def report_drawn_split(data: str, split: str, *, images: int, drawn_from: int | 
     if drawn_from is None:
         return
     share = "the training share" if split == "train" else "a fifth of each class, selected by file name"
-    typer.echo(
+    echo(
         f"note: {data} has neither train/ nor val/; using {images} of its {drawn_from} images, {share}, the same "
         "split as in training (--split . uses all images)",
         err=True,

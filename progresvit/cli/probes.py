@@ -67,11 +67,11 @@ def report_accuracy(records: Records) -> None:
     if header.probe_result is not None:
         _report_learning_rates(header.probe, header.probe_result)
     shares = output.round_accuracies(records.correct)
-    typer.echo(f"{_describe(header.probe)}, top-1 of {len(records)} images: {shares} (95% intervals)")
+    output.echo(f"{_describe(header.probe)}, top-1 of {len(records)} images: {shares} (95% intervals)")
     if header.routable and records.rounds > 1:
         point = near_lossless(records.scores(), records.correct, records.gmacs())
         assert point.top1 is not None
-        typer.echo(
+        output.echo(
             f"near-lossless threshold {point.threshold:.4g}: top-1 {_with_interval(point.top1, len(records))} at "
             f"{point.gmacs:.3f} GMACs on average, of {records.gmacs()[-1]:.3f}"
         )
@@ -97,10 +97,10 @@ def _report_learning_rates(probe: Any, result: Any) -> None:
     rates, images = probe["learning_rates"], probe["held_out"]
     for s, (accuracy, best) in enumerate(zip(result["held_out_top1"], result["learning_rates"]), start=1):
         shares = ", ".join(f"{rate:g} {_with_interval(share, images)}" for rate, share in zip(rates, accuracy))
-        typer.echo(f"round {s}, top-1 of {images} held-out images by learning rate: {shares}; using {best:g}")
+        output.echo(f"round {s}, top-1 of {images} held-out images by learning rate: {shares}; using {best:g}")
         if len(rates) > 1 and best in (min(rates), max(rates)):
             end = "lowest" if best == min(rates) else "highest"
-            typer.echo(
+            output.echo(
                 f"note: {best:g} is the {end} learning rate that was tried; try more of them with --learning-rates.",
                 err=True,
             )

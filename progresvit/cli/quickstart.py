@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from progresvit import __version__
+from progresvit.cli import output
 from progresvit.io.extras import not_installed
 
 ABOUT_FILE = "quickstart.json"
@@ -40,19 +41,23 @@ def quickstart(
     torch.set_num_threads(1)  # the model is too small to profit from several threads
     write_digits(out / "digits")
     counts = ", ".join(f"{count} in {split}" for split, count in SPLITS.items())
-    typer.echo(f"wrote scikit-learn's handwritten digits to {out / 'digits'}: {counts}")
+    output.echo(f"wrote scikit-learn's handwritten digits to {out / 'digits'}: {counts}")
     for purpose, arguments in steps(out, overwrite=overwrite):
         command = [str(argument) for argument in arguments]
-        typer.echo(f"\n# {purpose}\n$ progresvit {shlex.join(command)}")
+        output.echo()
+        output.echo(f"# {purpose}")
+        output.echo(f"$ progresvit {shlex.join(command)}")
         code = context.find_root().command.main(command, prog_name="progresvit", standalone_mode=False)
         if code:
-            typer.echo("stopped; run quickstart again to resume, or use --overwrite to train from the start.", err=True)
+            output.echo(
+                "stopped; run quickstart again to resume, or use --overwrite to train from the start.", err=True
+            )
             raise typer.Exit(code=code)
-    typer.echo()
+    output.echo()
     for line in summary(out):
-        typer.echo(line)
+        output.echo(line)
     seconds = time.monotonic() - started
-    typer.echo(f"results are in {out}, the plot in {out / 'frontier.png'}; it took {seconds:.0f} s")
+    output.echo(f"results are in {out}, the plot in {out / 'frontier.png'}; it took {seconds:.0f} s")
 
 
 def require_extra() -> None:

@@ -149,7 +149,7 @@ def _write(job: _Job, result: Segmentation, engine: SegmentationEngine) -> str |
     if job.mask is not None:
         _save(mask_image(labels), job.mask)
     main = [f"{item.name} {short_percent(item.share)}" for item in class_shares(labels, names)[:NAMED]]
-    typer.echo(f"{job.entry.name}: {answered}, score {result.score:.3f}, {gmacs}: {', '.join(main)}")
+    output.echo(f"{job.entry.name}: {answered}, score {result.score:.3f}, {gmacs}: {', '.join(main)}")
     return None
 
 
@@ -166,4 +166,4 @@ def _report(results: list[Segmentation], engine: SegmentationEngine) -> None:
     exits = [sum(result.exit_round == s + 1 for result in results) for s in range(len(engine.gmacs))]
     spent = sum(result.gmacs for result in results) / len(results)
     full = sum(engine.gmacs[-1] * result.windows for result in results) / len(results)  # rounded like spent
-    typer.echo(output.describe_exits(exits, spent, full))
+    output.echo(output.describe_exits(exits, spent, full))

@@ -73,4 +73,4 @@ def serve(
             allow_anyone=allow_anyone, hosts=allow_host or None, limits=limits, audit_rate=audit, top_k=top_k,
             backend=backend, precision=precision, batch=batch, threads=threads, device=device, max_pixels=max_pixels,
         )  # fmt: skip
-    server.run_and_report(typer.echo)
+    server.run_and_report(output.echo)

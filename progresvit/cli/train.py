@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from progresvit.cli import output
 from progresvit.cli.errors import Commands, in_options
 
 
@@ -45,15 +46,13 @@ def train(
         run_training(loaded, data=data, out=out, processes=processes, resume=resume, overwrite=overwrite)
     except Interrupted as stop:
         if processes.first:
-            typer.echo(f"{in_options(str(stop))}\n{_resuming_command(processes.count)}", err=True)
+            output.echo(in_options(str(stop)), err=True)
+            output.echo(_resuming_command(processes.count), err=True)
         raise typer.Exit(code=128 + stop.signal_number) from stop
     except KeyboardInterrupt:  # a second signal
         if processes.first:
-            typer.echo(
-                "stopped at once; the same command and --resume continue from the last checkpoint.\n"
-                + _resuming_command(processes.count),
-                err=True,
-            )
+            output.echo("stopped at once; the same command and --resume continue from the last checkpoint.", err=True)
+            output.echo(_resuming_command(processes.count), err=True)
         raise typer.Exit(code=128 + signal.SIGINT) from None
     finally:
         end_processes()

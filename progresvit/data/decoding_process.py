@@ -83,7 +83,7 @@ def start_process(memory: int, size: int, limits: ProcessLimits | None = None) -
             [sys.executable, "-P", "-m", "progresvit.data.decoding_process", *map(str, handed), str(size)],
             pass_fds=handed,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": paths},
+            env={**os.environ, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"},  # the threads would be idle
             process_group=0,  # Ctrl-C reaches every process of a terminal's group; the parent ends the workers
         )
     connection = Connection(ours.detach())

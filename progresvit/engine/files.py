@@ -26,6 +26,7 @@ from pyarrow.csv import ConvertOptions, CSVWriter, ParseOptions, open_csv
 
 from progresvit.data.dataset import Entry, ImageDataset
 from progresvit.data.prepare import Request, request_of
+from progresvit.table import escape_formulas, restore_formulas
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def read_pieces(path: Path, schema: pa.Schema, rows: int) -> Iterator[pa.RecordB
             quoted_strings_can_be_null=False,
         )
         with open_csv(path, parse_options=ParseOptions(newlines_in_values=True), convert_options=types) as reader:
-            yield from reader
+            yield from map(restore_formulas, reader)
     elif path.suffix == ".jsonl":
         with path.open(encoding="utf-8") as file:
             while lines := list(islice(file, rows)):
@@ -187,5 +188,5 @@ def _csv_table(rows: pa.Table, schema: pa.Schema) -> pa.Table:
             column = pa.array([json.dumps(value) if value else None for value in column.to_pylist()], pa.string())
         elif pa.types.is_floating(column.type):
             column = pc.if_else(pc.is_nan(column), None, column)
-        columns.append(column)
+        columns.append(escape_formulas(column))
     return pa.table(columns, schema=schema)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 import shutil
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _SWAP = 2  # RENAME_EXCHANGE on Linux, RENAME_SWAP on macOS
@@ -85,6 +86,26 @@ def replacing_file(path: Path) -> Iterator[Path]:
         _sync(path.parent)
     finally:
         staged.unlink(missing_ok=True)
+
+
+def is_staged(path: Path, names: str) -> bool:
+    """Whether a killed process has left a path while it replaced a file or folder with a name of this pattern."""
+    return re.fullmatch(rf"\.({names})\.[0-9a-f]{{8}}", path.name) is not None
+
+
+def remove_staged(folder: Path, names: str) -> None:
+    """Remove what killed processes have left in a folder. Others that are writing there would fail, so lock it before.
+
+    Args:
+        folder: It may be missing.
+        names: A pattern of the names of the files and folders that were replaced.
+    """
+    for path in [path for path in folder.iterdir() if is_staged(path, names)] if folder.is_dir() else ():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                path.unlink()
 
 
 def _put(staged: Path, target: Path) -> None:

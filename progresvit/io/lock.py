@@ -62,6 +62,11 @@ class FolderLock:
         with contextlib.suppress(OSError):  # Windows allows nobody to write a locked file
             self._path.write_text(self._process, encoding="utf-8")
 
+    @property
+    def is_held(self) -> bool:
+        """Whether no other run uses the folder; False on a drive without locks, where nobody can tell."""
+        return self._lock is not None
+
     def release(self) -> None:
         """Let other runs use the folder; if it was created for the lock and nothing else is in it, it is removed."""
         if self._lock is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from progresvit.config import parse_object
-from progresvit.io.parse import did_you_mean
+from progresvit.io.parse import did_you_mean, read_text
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -125,7 +125,7 @@ def read_config_values(folder: Path) -> dict[str, Any]:
             raise ValueError(refuse_pickle(pickles[0]))
         raise ValueError(f"{folder} has no {CONFIG_FILE}; a model folder holds {CONFIG_FILE} and {WEIGHTS_FILE}.")
     try:
-        return parse_object(path.read_text(encoding="utf-8"))
+        return parse_object(read_text(path))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text ({error}); save the model again.") from error
     except ValueError as error:

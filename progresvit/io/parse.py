@@ -19,6 +19,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
 
+MAX_BYTES = 16_000_000
+"""Of a JSON file. The labels of 20,000 classes take 1 MB."""
+MAX_NESTING = 50
+"""Lists and mappings within each other, in JSON and YAML."""
+MAX_DIGITS = 100
+"""Of a whole number."""
+MAX_PROBLEMS = 20
+"""The most problems that one error explains."""
+
+TOO_DEEP = f"it has lists or mappings within each other more than {MAX_NESTING} levels deep, which is the limit"
 _FAR = 0.25
 """How much less similar a second suggestion may be than the nearest."""
 
@@ -60,14 +70,53 @@ def parse(model: type[Parsed], values: object, *, origin: str) -> Parsed:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        problems = "; ".join(explain(problem, model) for problem in error.errors())
-        raise ValueError(f"{origin}: {problems}") from error
+        raise ValueError(f"{origin}: {explain_all(error, model)}") from error
+
+
+def read_text(path: str | Path, most: int = MAX_BYTES) -> str:
+    """The text of a file. Only its beginning is read if it has more than ``most`` bytes, which is an error."""
+    with Path(path).open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it has more than {most / 1e6:g} MB, which is the limit")
+    return content.decode("utf-8")
+
+
+def parse_json(text: str) -> Any:
+    """The values in JSON; nesting and numbers are limited, so that no later step has to expect more."""
+    try:
+        values = json.loads(text, parse_int=_parse_int)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    level, nesting = [values], 0
+    while level := [part for value in level for part in _parts(value)]:
+        nesting += 1
+        if nesting > MAX_NESTING:
+            raise ValueError(TOO_DEEP)
+    return values
+
+
+def check_digits(number: str) -> None:
+    """Refuse a whole number of more than ``MAX_DIGITS`` digits."""
+    if len(number) > MAX_DIGITS:
+        raise ValueError(f"it has a number of {len(number)} digits; {MAX_DIGITS} are the limit")
+
+
+def _parse_int(number: str) -> int:
+    check_digits(number)
+    return int(number)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def read_json(model: type[Parsed], path: str | Path, *, what: str, remedy: str) -> Parsed:
     """Parse a JSON file that holds a ``what``; errors name the file and end with the remedy."""
     try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        values = parse_json(read_text(path))
     except FileNotFoundError:
         raise ValueError(f"there is no {what} at {path}; {remedy}") from None
     except ValueError as error:
@@ -79,6 +128,13 @@ def read_json(model: type[Parsed], path: str | Path, *, what: str, remedy: str) 
         raise ValueError(f"{why}{' ' if why.endswith('?') else '; '}{remedy}") from error
 
 
+def explain_all(error: ValidationError, model: type[BaseModel]) -> str:
+    """The problems of a ``ValidationError``; of more than ``MAX_PROBLEMS`` the first."""
+    problems = error.errors()
+    lines = [explain(problem, model) for problem in problems[:MAX_PROBLEMS]]
+    return "; ".join([*lines, *([f"and {len(problems) - len(lines)} more"] if len(problems) > len(lines) else [])])
+
+
 def explain(problem: Mapping[str, Any], model: type[BaseModel]) -> str:
     """One problem of a ``ValidationError``, as ``key: what is wrong``."""
     location: Sequence[Any] = problem["loc"]
@@ -87,9 +143,9 @@ def explain(problem: Mapping[str, Any], model: type[BaseModel]) -> str:
         return f"{key}: unknown key; {did_you_mean(location[-1], _known_keys(model, location[:-1]))}"
     if problem["type"] == "literal_error":
         values = [text or word for text, word in re.findall(r"'([^']*)'|\b(True|False)\b", problem["ctx"]["expected"])]
-        return f"{key}: unknown value {problem['input']!r}; {did_you_mean(problem['input'], values)}"
+        return f"{key}: unknown value {problem['input']!r:.60}; {did_you_mean(problem['input'], values)}"
     if problem["type"] in ("tuple_type", "list_type"):
-        return f"{key}: a list is needed, such as [{problem['input']}], not {problem['input']!r}"
+        return f"{key}: a list is needed, such as [{problem['input']!s:.60}], not {problem['input']!r:.60}"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if problem["type"] not in ("value_error", "assertion_error", "missing"):  # pydantic's own: show the value
         message = f"{message[:1].lower()}{message[1:]}, not {problem['input']!r:.60}"
@@ -128,6 +184,11 @@ def _sections(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [section for part in get_args(annotation) for section in _sections(part)]
+
+
+def printable(text: str) -> str:
+    """The text on one line, as a terminal can show it: line breaks, control characters and bad bytes are escaped."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 def parse_limit(text: str | None) -> str | float | tuple[float, ...] | None:

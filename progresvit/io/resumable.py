@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self
 
-from progresvit.io.files import replace_file, replacing_file, writing
+from progresvit.io.files import is_staged, remove_staged, replace_file, replacing_file, writing
 from progresvit.io.lock import LOCK_FILE, FolderLock
+from progresvit.io.parse import parse_json, read_text
 from progresvit.io.part_formats import PartFormat, Piece
 
 if TYPE_CHECKING:
@@ -97,11 +98,15 @@ class ResumableTable(Generic[Piece]):
     def claim(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
         """Lock the folder, which is created, or check that it belongs to the run with this identity.
 
-        Parts of another run are removed only with ``overwrite``; files that no run wrote are never touched.
+        Parts of another run are removed only with ``overwrite``; files that no run wrote are never touched. Temporary
+        files of killed runs are removed.
         """
         self._kept_at = time.monotonic()
         with writing(self.out):
             self._lock.acquire()
+            if self._lock.is_held:
+                remove_staged(self.folder, self._names)
+                remove_staged(self.out.parent, re.escape(self.out.name))  # as large as the table
             before, own = self._read_run_file(), json.loads(json.dumps(identity))
             before.pop(WRITTEN, None)
             differing = sorted(key for key in {*before, *own} if before.get(key) != own.get(key))
@@ -245,14 +250,10 @@ class ResumableTable(Generic[Piece]):
         Args:
             write: Writes the table to a path, from :meth:`parts`.
         """
-        with writing(self.out):
-            for path in self.out.parent.iterdir():  # a killed run may have left a file as large as the table
-                if re.fullmatch(rf"\.{re.escape(self.out.name)}\.[0-9a-f]{{8}}", path.name):
-                    path.unlink(missing_ok=True)
-            with replacing_file(self.out) as staged:
-                write(staged)
-                run = {**self._read_run_file(), WRITTEN: _size_and_time(staged)}
-                replace_file(self.folder / RUN_FILE, json.dumps(run))
+        with writing(self.out), replacing_file(self.out) as staged:
+            write(staged)
+            run = {**self._read_run_file(), WRITTEN: _size_and_time(staged)}
+            replace_file(self.folder / RUN_FILE, json.dumps(run))
         self.remove()
 
     def remove(self) -> None:
@@ -292,15 +293,18 @@ class ResumableTable(Generic[Piece]):
     def _read_run_file(self) -> dict[str, Any]:
         """Empty if ``run.json`` is missing or damaged."""
         try:
-            content = json.loads((self.folder / RUN_FILE).read_text(encoding="utf-8"))
+            content = parse_json(read_text(self.folder / RUN_FILE))
         except (OSError, ValueError):
             return {}
         return content if isinstance(content, dict) else {}
 
     def _is_ours(self, path: Path) -> bool:
         """A part, ``run.json``, or the temporary file of one of them after a crash."""
-        name = rf"(run\.json|{LOCK_FILE}|(begun-)?\d{{6}}\.{self.format.suffix})"
-        return re.fullmatch(rf"{name}|\.{name}\.[0-9a-f]{{8}}", path.name) is not None
+        return re.fullmatch(self._names, path.name) is not None or is_staged(path, self._names)
+
+    @property
+    def _names(self) -> str:
+        return rf"run\.json|{LOCK_FILE}|(begun-)?\d{{6}}\.{self.format.suffix}"
 
 
 @dataclass

@@ -20,6 +20,7 @@ from progresvit import __version__
 from progresvit.distributed import processor_name
 from progresvit.io.extras import not_installed
 from progresvit.io.files import replace_file
+from progresvit.io.parse import parse_json, printable
 
 LOG_FILE = "log.jsonl"
 WANDB_FOLDER = "wandb"
@@ -41,7 +42,7 @@ class RunLogger:
         self, folder: Path | None, *, total_steps: int, first_step: int, evaluated_step: int, tracker: Any = None
     ) -> None:
         self.folder, self.total_steps, self._tracker = folder, total_steps, tracker
-        self.console = Console(stderr=True, quiet=folder is None)
+        self.console = Console(stderr=True, quiet=folder is None, markup=False, emoji=False)
         if folder is None:
             return
         remove_after(folder / LOG_FILE, first_step, evaluated_step)
@@ -95,8 +96,8 @@ class RunLogger:
         self._write("evaluation", step, {"epoch": epoch, **values})
 
     def say(self, text: str) -> None:
-        """Print a line."""
-        self.console.print(text, highlight=False, soft_wrap=True)
+        """Print a line. Names in it cannot control the terminal."""
+        self.console.print(printable(text), highlight=False, soft_wrap=True)
 
     def end_bar(self) -> None:
         """Stop the progress bar; later lines are printed below it."""
@@ -202,7 +203,7 @@ def remove_after(log: Path, step: int, evaluated_step: int) -> None:
     kept = []
     for line in log.read_text(encoding="utf-8").splitlines():
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             if entry["step"] <= (evaluated_step if entry["event"] == "evaluation" else step):
                 kept.append(line)
         except (ValueError, KeyError):

@@ -21,11 +21,12 @@ from progresvit.data.sampler import Draw, seed_all
 from progresvit.data.split import save_training_list
 from progresvit.distributed import Processes
 from progresvit.io.lock import FolderLock
+from progresvit.io.parse import printable
 from progresvit.training.build import build_model, start_model
 from progresvit.training.logger import RunLogger, start_wandb
 from progresvit.training.optim import Schedules, base_rate, warmup_epochs
 from progresvit.training.recipe import Recipe
-from progresvit.training.run_folder import check_folder, claim_folder, run_config, using_folder
+from progresvit.training.run_folder import check_folder, claim_folder, remove_leftovers, run_config, using_folder
 from progresvit.training.state import TrainState, checkpoints, load_state, prune, save_model, save_state
 from progresvit.training.step import TrainingStep, check_run_options
 from progresvit.training.tasks.registry import make_task
@@ -93,6 +94,8 @@ def _train_in(
     step = TrainingStep(model, method, recipe, processes, steps_per_epoch=sampler.steps_per_epoch)
     if processes.first:
         lock.acquire()
+        if lock.is_held:
+            remove_leftovers(out)
     claim_folder(out, recipe, data, splits, model.config, processes, resume=resume, overwrite=overwrite)
     state = resume_state(out / "checkpoints", step) if resume else TrainState()
     project = recipe.run.wandb if processes.first else None
@@ -133,7 +136,7 @@ def resume_state(folder: Path, step: TrainingStep) -> TrainState:
             state, scaler = load_state(path, trained=step.trained, average=step.ema.module, optimizer=step.optimizer)
         except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
             reason = reason or f"the newest: {error}"
-            print(f"{path} is damaged and skipped: {error}", file=sys.stderr)
+            print(printable(f"{path} is damaged and skipped: {error}"), file=sys.stderr)
             continue
         step.scaler.load_state_dict(scaler)
         if state.loss_sums:

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from progresvit.config import BaseConfig, ModelConfig, ModelTask, make_rounds, preset
+from progresvit.config import (
+    MAX_DEPTH,
+    MAX_HEADS,
+    MAX_ROUNDS,
+    MAX_SIDE,
+    BaseConfig,
+    ModelConfig,
+    ModelTask,
+    make_rounds,
+    preset,
+)
 from progresvit.data.augment.classification import Augmentation
 from progresvit.io.parse import Section, parse
-from progresvit.io.yaml_files import bundled_files, find_file, read_mapping
+from progresvit.io.yaml_files import bundled_files, find_file, parse_yaml, read_mapping
 from progresvit.model.registry import DEFAULT_KIND, config_class
 from progresvit.training.tasks.registry import check_task
 
 _RENAMED = {"own_pictures": "own_images"}
 """Earlier names of bundled recipes."""
 
+_Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
+_Heads = Annotated[int, Field(ge=1, le=MAX_HEADS)]
 _PROGRESVIT_KEYS = (
     *("preset", "resolutions", "heads", "merge", "psg", "layer_scale", "depth", "patch_size"),
     *("position_resolution", "input_resolution"),
@@ -33,19 +45,19 @@ class Model(Section):
     fields: dict[str, Any] = Field(default_factory=dict)
     """More fields of the model's config. For another kind than progresvit, the whole config."""
     preset: str | None = None
-    resolutions: tuple[int, ...] | None = None
-    heads: tuple[int, ...] | None = None
+    resolutions: tuple[_Side, ...] | None = Field(None, max_length=MAX_ROUNDS)
+    heads: tuple[_Heads, ...] | None = Field(None, max_length=MAX_ROUNDS)
     """Heads of each round, with resolutions; the last number is the model's."""
-    merge: tuple[int, ...] | None = None
+    merge: tuple[int, ...] | None = Field(None, max_length=MAX_ROUNDS)
     """Number of patch tokens merged in each block, for each round; None merges none."""
-    num_classes: int | None = Field(None, ge=1)
+    num_classes: int | None = Field(None, ge=1, le=1_000_000)
     """Number of classes of the head; None uses the data's."""
     psg: Literal[True, False, "static"] | None = None
     layer_scale: float | None = None
-    depth: int | None = None
-    patch_size: int | None = None
-    position_resolution: int | None = None
-    input_resolution: int | None = None
+    depth: int | None = Field(None, ge=1, le=MAX_DEPTH)
+    patch_size: _Side | None = None
+    position_resolution: _Side | None = None
+    input_resolution: _Side | None = None
     """Side of the images in training and evaluation. A teacher may need a higher resolution than the rounds."""
     drop_path: float = Field(0.0, ge=0, lt=1)
     start: str | None = None
@@ -136,11 +148,11 @@ class Data(Section):
     mode: Literal["loader", "in_memory"] = "loader"
     decode: Literal["auto", "gpu", "cpu"] = "auto"
     """Where the mode loader decodes and augments. auto uses the GPU if it decodes JPEGs and the task allows it."""
-    workers: int = Field(8, ge=0)
+    workers: int = Field(8, ge=0, le=1024)
     """Processes that read images; with decode: cpu they also decode and augment them."""
     train: str = "train"
     val: str = "val"
-    in_memory_side: int | None = Field(None, ge=1)
+    in_memory_side: _Side | None = None
     """Side of the images that the mode in_memory stores; None uses the model's input resolution."""
     in_memory_cache: str | None = None
     """Folder in which to keep decoded images for later runs; with None each run decodes."""
@@ -189,7 +201,7 @@ class Optimizer(Section):
     """Epsilon of AdamW."""
     momentum: float = Field(0.9, ge=0, lt=1)
     """Momentum of SGD."""
-    batch: int = Field(1024, ge=1)
+    batch: int = Field(1024, ge=1, le=1_000_000)
     """Images per step, in all processes together."""
     accumulate: int = Field(1, ge=1)
     """Micro-batches per step in each process."""
@@ -219,9 +231,9 @@ class Schedule(Section):
     name: Literal["cosine", "poly"] = "cosine"
     by: Literal["epoch", "step"] = "epoch"
     """Whether the values change after every epoch or after every step."""
-    epochs: int = Field(300, ge=1)
-    cooldown: int = Field(10, ge=0)
-    warmup: int = Field(5, ge=0)
+    epochs: int = Field(300, ge=1, le=1_000_000)
+    cooldown: int = Field(10, ge=0, le=1_000_000)
+    warmup: int = Field(5, ge=0, le=1_000_000)
     """Number of warm-up epochs; half of the epochs if the whole run would be warm-up."""
     warmup_prefix: bool = False
     """Begin the decay after the warm-up (DINO); otherwise it starts with the first epoch, under the warm-up (DeiT)."""
@@ -250,7 +262,7 @@ class DistillationOptions(Section):
     """Learn the teacher's label, as in the paper, or its probabilities."""
     weight: float = Field(0.5, ge=0, le=1)
     """Weight of the teacher in the loss; the labels have 1 - weight."""
-    resolution: int | None = Field(None, ge=1)
+    resolution: _Side | None = None
     """Resolution of the teacher's images; None uses its own."""
     temperature: float = Field(1.0, gt=0)
     """Soft: divides the logits of teacher and student."""
@@ -385,9 +397,9 @@ def _override(values: dict[str, Any], text: str) -> None:
 
 def _parse_value(value: str) -> Any:
     try:
-        parsed = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{value!r} is not a YAML value; write lists as [0.9, 0.999].") from error
+        parsed = parse_yaml(value)
+    except ValueError as error:
+        raise ValueError(f"{value!r:.60} is not a YAML value ({error}); write lists as [0.9, 0.999].") from error
     try:  # YAML 1.1 reads 1e-3 as text
         return float(parsed) if isinstance(parsed, str) else parsed
     except ValueError:

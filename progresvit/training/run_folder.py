@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import unicodedata
 from collections.abc import Collection, Iterator
@@ -15,8 +16,10 @@ import yaml
 
 from progresvit.config import BaseConfig
 from progresvit.distributed import Processes
-from progresvit.io.files import NO_SPACE, WriteError, replace_file
+from progresvit.io.files import NO_SPACE, WriteError, is_staged, remove_staged, replace_file
 from progresvit.io.lock import LOCK_FILE, FolderLock
+from progresvit.io.parse import parse_json, read_text
+from progresvit.io.yaml_files import read_mapping
 from progresvit.model.registry import parse_config
 from progresvit.training.logger import LOG_FILE, environment
 from progresvit.training.recipe import Recipe, make_recipe
@@ -36,6 +39,7 @@ RUN_FILES = (
     RECIPE_FILE,
 )
 """Files of a run, in the order of removal. The recipe is last: it marks the folder as a run."""
+_NAMES = "|".join(map(re.escape, RUN_FILES))
 FREE_TO_CHANGE = {"run", "data.workers", "data.in_memory_cache", "optimizer.lr"}
 """Keys that may change when a run resumes. The learning rate is one of them, for runs that diverged."""
 _CLASS_KEYS = ("num_classes", "class_ids", "labels", "task")
@@ -48,7 +52,7 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; name a folder.")
     if not (out / RECIPE_FILE).is_file():
-        if out.is_dir() and any(path.name != LOCK_FILE for path in out.iterdir()):
+        if out.is_dir() and any(path.name != LOCK_FILE and not is_staged(path, _NAMES) for path in out.iterdir()):
             raise ValueError(f"{out} holds other files and no run; name a new folder.")
         return
     if not resume and not overwrite:
@@ -57,9 +61,12 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
             "another folder."
         )
     if resume:
-        before = yaml.safe_load((out / RECIPE_FILE).read_text(encoding="utf-8"))
-        if not isinstance(before, dict):
-            raise ValueError(f"{out / RECIPE_FILE} is damaged; restore the recipe of the run, or pass overwrite=True.")
+        try:
+            before = read_mapping(out / RECIPE_FILE, "recipe", "model: and schedule:")
+        except ValueError as error:
+            raise ValueError(
+                f"{out / RECIPE_FILE} is damaged ({error}); restore the recipe of the run, or pass overwrite=True."
+            ) from error
         before = yaml.safe_load(_read_recipe(before, out).to_yaml())  # adds keys that are newer than the run
         differing = changed_keys(before, yaml.safe_load(recipe.to_yaml()))
         if differing:
@@ -67,6 +74,12 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
                 f"{out} holds a run of another recipe ({', '.join(differing)}); resume with the same recipe, or "
                 "name another folder."
             )
+
+
+def remove_leftovers(out: Path) -> None:
+    """Remove checkpoints and files of a run that was killed while it wrote them. The folder must be locked."""
+    remove_staged(out, _NAMES)
+    remove_staged(out / "checkpoints", r"step-\d+")
 
 
 @contextmanager
@@ -162,7 +175,7 @@ def _read_about(out: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        about: dict[str, Any] = parse_json(read_text(path))
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); delete it to skip the check of the data.") from error
     return about

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from progresvit.io.files import replacing_folder
+from progresvit.io.parse import parse_json, read_text
 from progresvit.io.weights import read_safetensors, write_safetensors
 from progresvit.model.interface import RoundModel
 from progresvit.model.saving import save
@@ -94,7 +95,7 @@ def load_state(
     """Restore a checkpoint. Returns the position of the run and the state of the loss scaler."""
     for name, module in _files(trained, average).items():
         module.load_state_dict(read_safetensors(folder / name))
-    stored = json.loads((folder / "progress.json").read_text())
+    stored = parse_json(read_text(folder / "progress.json"))
     state: dict[int, dict[str, Any]] = {}
     for key, value in read_safetensors(folder / "optimizer.safetensors").items():
         index, name = key.split("/")

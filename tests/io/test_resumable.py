@@ -9,10 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from progresvit.io.files import replacing_file
 from progresvit.io.lock import FolderLock
 from progresvit.io.part_formats import ParquetRows
 from progresvit.io.resumable import ResumableTable, signals_held
 
+ROOT = Path(__file__).parents[2]
 ROWS = ParquetRows(pa.schema([("n", pa.int64())]))
 
 
@@ -187,3 +189,47 @@ def test_signals_take_effect_after_a_block_that_holds_them():
     finally:
         signal.signal(signal.SIGINT, before)
     assert done == ["all"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from progresvit.io.files import replacing_file
+from tests.io.test_resumable import claimed, rows
+begun = claimed(Path(sys.argv[1]))
+begun.fill(rows(0, 1))
+files = [replacing_file(target) for target in (begun.path(1), begun.begun_path(1), begun.out)]
+for file in files:
+    file.__enter__().write_bytes(b"half")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_temporary_files_of_a_killed_run_are_removed_when_it_starts_again(tmp_path):
+    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "a"], cwd=ROOT)
+    assert done.returncode == -signal.SIGKILL
+    left = [path.name for path in tmp_path.rglob(".*")]
+    assert len(left) == 3
+    (tmp_path / ".a.notes.txt").touch()  # a file of the user
+    again = claimed(tmp_path / "a")
+    assert [path.name for path in tmp_path.rglob(".*")] == [".a.notes.txt"]
+    assert again.done() == [0]
+
+
+def test_temporary_files_of_a_run_in_progress_stay(tmp_path):
+    begun = claimed(tmp_path / "a")
+    with replacing_file(begun.path(0)) as staged:
+        staged.write_bytes(b"half")
+        with pytest.raises(ValueError, match="used by another run right now"):
+            claimed(tmp_path / "a")
+        assert staged.read_bytes() == b"half"
+
+
+def test_on_a_drive_without_locks_temporary_files_stay(tmp_path, monkeypatch):
+    begun = claimed(tmp_path / "a")
+    begun._lock.release()
+    monkeypatch.setattr(FolderLock, "acquire", lambda lock: None)  # it warns there
+    with replacing_file(begun.path(0)) as staged:
+        staged.write_bytes(b"half")
+        claimed(tmp_path / "a")
+        assert staged.read_bytes() == b"half"

@@ -8,17 +8,23 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 import progresvit
+from progresvit.io.files import replacing_file, replacing_folder
+from progresvit.io.lock import FolderLock
 from progresvit.training import loop, state
 from progresvit.training.logger import remove_after
+from progresvit.training.run_folder import check_folder, remove_leftovers
 from progresvit.training.state import checkpoints
 from progresvit.training.tasks.supervised import Supervised
 from tests.training.runs import assert_equal_runs, assert_resumes_to_the_bit, losses, recipe, run
 from tests.training.toy_tasks import Colour
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -208,6 +214,84 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(digits, tmp_path, monkeypa
     assert sorted(os.listdir(tmp_path / "out" / "checkpoints")) == ["step-000000003", "step-000000006"]
     run(recipe(), digits, tmp_path / "out", resume=True)
     assert losses(tmp_path / "out")[-1][0] == 12
+
+
+def left_of(folder):
+    """Hidden files and folders."""
+    return sorted(path.name.rpartition(".")[0] for path in folder.rglob(".*"))
+
+
+KILLED = """
+import os, signal, sys
+from progresvit.training import state
+from tests.training.runs import recipe, run
+write, count = state.write_safetensors, iter(range(100))
+def killed(weights, path):
+    if next(count) == 7:
+        path.write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(weights, path)
+state.write_safetensors = killed
+run(recipe(), sys.argv[1], state.Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.slow
+def test_the_checkpoint_that_a_killed_run_was_writing_is_removed_when_it_resumes(digits, tmp_path):
+    out = tmp_path / "out"
+    done = subprocess.run([sys.executable, "-c", KILLED, digits, out], cwd=ROOT)
+    assert done.returncode == -signal.SIGKILL
+    assert left_of(out) == [".step-000000009"]
+    run(recipe(), digits, out, resume=True)
+    assert left_of(out) == []
+    assert losses(out)[-1][0] == 12
+
+
+def leave_behind(out):
+    """Every temporary file and folder that a killed run may leave, and two files of the user.
+
+    They remain as long as the result is kept.
+    """
+    (out / "checkpoints").mkdir(parents=True, exist_ok=True)
+    folders = [replacing_folder(target) for target in (out / "model", out / "best", out / "checkpoints/step-000000009")]
+    files = [replacing_file(out / name) for name in ("recipe.yaml", "run.json", "log.jsonl")]
+    for folder in folders:
+        (folder.__enter__() / "model.safetensors").write_bytes(b"half")
+    for file in files:
+        file.__enter__().write_bytes(b"half")
+    (out / ".notes.01234567").touch()
+    (out / "checkpoints" / ".mine").touch()
+    return folders, files
+
+
+def test_leftovers_of_a_run_are_removed_and_other_files_stay(tmp_path):
+    kept = leave_behind(tmp_path)
+    assert len(left_of(tmp_path)) == 8
+    remove_leftovers(tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob(".*")) == [".mine", ".notes.01234567"]
+    del kept
+
+
+def test_a_run_that_was_killed_before_it_wrote_its_recipe_starts_again(tmp_path):
+    with replacing_file(tmp_path / "recipe.yaml") as staged:
+        staged.write_bytes(b"half")
+        check_folder(tmp_path, recipe(), resume=False, overwrite=False)
+        staged.replace(tmp_path / "other")
+        with pytest.raises(ValueError, match="holds other files and no run"):
+            check_folder(tmp_path, recipe(), resume=False, overwrite=False)
+        (tmp_path / "other").replace(staged)
+
+
+def test_leftovers_of_a_run_in_progress_stay(digits, tmp_path):
+    kept = leave_behind(tmp_path)
+    (tmp_path / "recipe.yaml").write_text(recipe().to_yaml())
+    before, lock = left_of(tmp_path), FolderLock(tmp_path, "wait")
+    lock.acquire()
+    with pytest.raises(ValueError, match="is used by another run right now"):
+        run(recipe(), digits, tmp_path, resume=True)
+    lock.release()
+    assert left_of(tmp_path) == before
+    del kept
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, Field, InstanceOf, model_validator
 from progresvit import compute
 from progresvit.config import ModelConfig
 from progresvit.data.crop import INTERPOLATION
-from progresvit.io.parse import Section, dump_json, file_key, former_name, parse
+from progresvit.io.parse import Section, dump_json, file_key, former_name, parse, parse_json, read_text
 from progresvit.routing.decide import Threshold, as_thresholds
 from progresvit.routing.settings import Setting
 
@@ -147,7 +147,7 @@ class Manifest(Section):
                 f"{folder} holds no {MANIFEST_FILE}; give a folder that the command progresvit export wrote."
             )
         try:
-            return cls._from_dict(json.loads(path.read_text(encoding="utf-8")), origin=str(path))
+            return cls._from_dict(parse_json(read_text(path)), origin=str(path))
         except ValueError as error:
             why = str(error).removeprefix(f"{path}: ")
             end = "" if why.endswith((".", "?")) else "."
