@@ -29,7 +29,6 @@ VULNERABLE = {
     "pillow-heif": "1.2.1",  # CVE-2026-28231
     "pyarrow": "23.0.0",  # CVE-2026-25087
     "pytest": "9.0.2",  # CVE-2025-71176
-    "python-multipart": "0.0.30",  # unbounded header names; 0.0.25: CVE-2026-40347
     "ray": "2.54.1",  # CVE-2026-41486
     "scikit-learn": "1.4.2",  # CVE-2024-5206
     "starlette": "1.3.0",  # CVE-2026-54283
