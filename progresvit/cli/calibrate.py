@@ -93,8 +93,11 @@ def calibrate(
     if len(used) != 1:
         rules = ", ".join(f"--{name.replace('_', '-')}" for name in RULES)
         raise ValueError(f"choose one of {rules}, not {' and '.join(used) or 'none'}.")
-    if not 0 < confidence < 1:
-        raise ValueError(f"--confidence is between 0 and 1 (0.95 for 95 %), not {confidence:g}.")
+    if not 0.5 <= confidence < 1:
+        raise ValueError(
+            f"--confidence is at least 0.5 and below 1 (0.95 for 95 %), not {confidence:g}: a certificate that fails "
+            "more often than it holds says nothing."
+        )
     if max_drop is not None and not 0 < max_drop < 1:
         raise ValueError(f"--max-drop is between 0 and 1 (0.005 for 0.5 %), not {max_drop:g}.")
     if unlabelled and max_drop is None:
@@ -199,6 +202,12 @@ def _report(setting: Setting) -> None:
             f"the {CERTIFIED[setting.loss or 'labelled']} is at most {setting.epsilon:.6g} ({setting.k} of them were "
             f"harmed{mean})"
         )
+        if setting.copies is None:
+            typer.echo(
+                "note: the records do not say which images are copies; evaluate again to leave copies out", err=True
+            )
+        elif setting.copies:
+            typer.echo(f"left out: {setting.copies} images with the same pixels as another image")
     if "coverage" in expected:
         limit = "none" if setting.abstain is None else f"entropy of {setting.abstain:.4g} or more"
         typer.echo(

@@ -165,12 +165,11 @@ def evaluate(
         records = run(opened.model, out=out, name=model, processes=processes, options=eval_options, progress=progress)
     if processes.first:
         output.report_other_files(sum(map(Counter, source.others.values()), Counter()))
-        _report(records, out, opened.folder)
+        _report(records, out)
 
 
-def _report(records: Records | SegmentationRecords, out: Path, folder: Path | None) -> None:
+def _report(records: Records | SegmentationRecords, out: Path) -> None:
     """Notes about the images, the accuracy of the rounds, and what to do next."""
-    from progresvit.data.split import count_training_images
     from progresvit.evaluation import Records
 
     header, split = records.header, records.header.split or ""
@@ -183,10 +182,10 @@ def _report(records: Records | SegmentationRecords, out: Path, folder: Path | No
             f"images, {share}, selected by file name, the same split as in training",
             err=True,
         )
-    if folder is not None and (learned := count_training_images(folder, records.ids)):
+    if learned := header.training_images:
         reason = ": the dataset changed, and with it the split" if split == "val" else ""
         typer.echo(
-            f"note: {learned} of these {len(records)} images are training images of this model, by name{reason}; "
+            f"note: {learned} of these {header.images} images are training images of this model, by name{reason}; "
             "train again, or evaluate on other images.",
             err=True,
         )

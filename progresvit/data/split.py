@@ -51,10 +51,11 @@ def save_training_list(folder: Path, names: Iterable[str]) -> None:
     replace_file(folder / TRAINING_LIST_FILE, json.dumps(sorted(_hash_name(name) for name in names)) + "\n")
 
 
-def count_training_images(folder: Path, names: Iterable[str]) -> int:
-    """Number of these images that the model was trained on; 0 if it has no list."""
-    path = folder / TRAINING_LIST_FILE
-    hashes = set(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else set()
+def count_training_images(folder: Path | None, names: Iterable[str]) -> int | None:
+    """Number of these images that the model was trained on; None if it has no folder or no list."""
+    if folder is None or not (path := folder / TRAINING_LIST_FILE).is_file():
+        return None
+    hashes = set(json.loads(path.read_text(encoding="utf-8")))
     return sum(_hash_name(name) in hashes for name in names)
 
 

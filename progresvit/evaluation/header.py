@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from progresvit import compute
 from progresvit.config import ModelConfig
 from progresvit.io.parse import former_name
 from progresvit.model.registry import DEFAULT_KIND
+
+TRAINING_SPLITS = ("train", "training", "trainval")
+"""Names of splits for training."""
 
 FILE_KEYS = {
     "weights_sha256": "weights",
@@ -48,6 +53,8 @@ class Header:
     """Names of the images, in order."""
     drawn_from: int | None = None
     """Number of images in the data, if it has no splits and these are a sample of it."""
+    training_images: int | None = None
+    """Images that the model was trained on, by the list of names in its folder; None if it has no list."""
     classes: tuple[int, ...] | None = None
     """Numbers of the data's classes, if predictions were restricted to them. Entropies are over all classes."""
     corruption: str | None = None
@@ -81,6 +88,21 @@ class Header:
         """Number of rounds."""
         return len(self.gmacs["paper"])
 
+    def check_not_trained_on(self) -> None:
+        """Refuse images that the model was trained on: a split with such a name, or names on the model's list."""
+        split = Path(self.data).stem if self.split in (None, ".") else re.split(r"[/\[]", self.split)[0]
+        if split.lower() in TRAINING_SPLITS:
+            raise ValueError(
+                f"these are records of the training split ({split}), on which a model makes fewer errors than on other "
+                "images, so they cannot certify it; evaluate on images that it was not trained on. If it was not "
+                f"trained on these, rename {split} and evaluate again."
+            )
+        if self.training_images:
+            raise ValueError(
+                f"the model was trained on {self.training_images} of these {self.images} images, by name, and makes "
+                "fewer errors on them, so they cannot certify it; evaluate on other images."
+            )
+
     def check_routable(self) -> None:
         """Refuse rounds that are alternatives."""
         if not self.routable:
@@ -95,13 +117,14 @@ class Header:
         return {
             FILE_KEYS.get(name, name): value
             for name, value in asdict(self).items()
-            if name not in optional or value is not None
+            if name not in (*optional, "training_images") or value is not None
         }
 
     def identity(self) -> dict[str, Any]:
         """The fields that tell one evaluation from another: not the outcome, and nothing that follows from the rest."""
         values = self.to_dict()
-        for key in ("unreadable", "date", "version", "model", "device", "gmacs", "routable", "probe_result"):
+        outcome = ("unreadable", "date", "version", "model", "device", "gmacs", "routable", "probe_result")
+        for key in (*outcome, "training_images"):
             values.pop(key, None)
         return values
 

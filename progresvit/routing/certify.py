@@ -34,6 +34,8 @@ from progresvit.routing.sums import exit_counts, routed_sums
 Losses = NDArray[np.bool_ | np.float64]
 """Booleans or float64; it decides which test is used."""
 
+MOST_RISK = 0.5
+"""The largest delta: a guarantee holds at least as often as it fails."""
 GRID = 2001
 """Thresholds in the grid of one round."""
 COMBINATIONS = 4000
@@ -257,8 +259,11 @@ def _check_guarantee(epsilon: float, delta: float) -> None:
         raise ValueError(
             f"epsilon, the share that may be harmed, is between 0 and 1 (0.005 is half a point), not {epsilon}."
         )
-    if not 0 < delta < 1:
-        raise ValueError(f"delta, the risk that the guarantee fails, is between 0 and 1 (0.05 for 95 %), not {delta}.")
+    if not 0 < delta <= MOST_RISK:
+        raise ValueError(
+            f"delta, the risk that the guarantee fails, is above 0 and at most {MOST_RISK} (0.05 for 95 %), not "
+            f"{delta}: a guarantee that fails more often than it holds says nothing."
+        )
 
 
 def _as_losses(values: Any, fractional: bool | None) -> Losses:

@@ -74,6 +74,8 @@ class Setting(Calibrated):
     """Guarantees only: the definition of harm. A correct answer is lost (labelled), the last round disagrees
     (unlabelled), or the increase of an image's pixel error over the last round's (pixel-error)."""
     p_value: float | None = None
+    copies: int | None = None
+    """Guarantees only: copies of other images that were left out; None if the records did not say which are copies."""
     abstain: float | None = None
     """Answers of this top-10 entropy or more are withheld; None if all are given."""
     ood: OODRule | None = None

@@ -156,6 +156,7 @@ def test_two_rounds_need_no_design_split():
         ({"epsilon": 1.5}, "epsilon"),
         ({"delta": 0.0}, "delta"),
         ({"delta": 1.0}, "delta"),
+        ({"delta": 0.95}, "at most 0.5 .* not 0.95: a guarantee that fails more often than it holds says nothing"),
         ({"loss": [True]}, "one of each per image"),
         ({"loss": [1.5, 0.0, 1.0]}, r"true .* or false, or numbers from 0 to 1, not 1\.5"),
         ({"loss": [0.5, -0.2, 0.0]}, r"not -0\.2; count a gain as 0"),
