@@ -36,6 +36,8 @@ Losses = NDArray[np.bool_ | np.float64]
 
 MOST_RISK = 0.5
 """The largest delta: a guarantee holds at least as often as it fails."""
+ROUNDING = 1e-6
+"""Relative difference of p-values that other versions of scipy may give."""
 GRID = 2001
 """Thresholds in the grid of one round."""
 COMBINATIONS = 4000
@@ -97,6 +99,34 @@ def hoeffding_bentkus(mean_loss: ArrayLike, images: ArrayLike, epsilon: ArrayLik
     hoeffding = np.exp(-count * (rel_entr(low, bound) + rel_entr(1 - low, 1 - bound)))
     bentkus = math.e * binom.cdf(np.ceil(count * mean - 1e-9), count, bound)  # 100 * 0.07 is a little more than 7
     return np.asarray(np.minimum(np.minimum(hoeffding, bentkus), 1.0))
+
+
+def check_evidence(
+    *, harmed: int, mean_loss: float | None, images: int, epsilon: float, delta: float, p_value: float | None = None
+) -> None:
+    """Refuse the numbers of a certificate if they certify nothing, or give another p-value than they say.
+
+    Args:
+        harmed: k, of n images.
+        mean_loss: For losses from 0 to 1, their mean; None for losses of 0 and 1.
+        images: n.
+        epsilon: The share of images that may be harmed, or the mean loss that is allowed.
+        delta: The probability that the guarantee fails.
+        p_value: What is said; None if nothing is.
+    """
+    _check_guarantee(epsilon, delta)
+    if mean_loss is None:
+        from scipy.special import bdtr  # the binomial tail; an engine starts sooner without scipy.stats
+
+        own = float(bdtr(harmed, images, epsilon)) if 0 <= harmed <= images else math.nan
+    else:
+        own = float(hoeffding_bentkus(mean_loss, images, epsilon))
+    evidence = f"{harmed} harmed of {images} images at epsilon {epsilon:g} have a p-value of {own:.6g}"
+    again = "run progresvit calibrate again"
+    if p_value is not None and not math.isclose(own, p_value, rel_tol=ROUNDING, abs_tol=1e-12):
+        raise ValueError(f"its numbers contradict each other: {evidence}, not {p_value:.6g}; {again}")
+    if not own <= delta * (1 + ROUNDING):
+        raise ValueError(f"its numbers certify nothing: {evidence}, which is not at most delta, {delta:g}; {again}")
 
 
 def certified_threshold(
