@@ -202,6 +202,11 @@ def _report(setting: Setting) -> None:
             f"the {CERTIFIED[setting.loss or 'labelled']} is at most {setting.epsilon:.6g} ({setting.k} of them were "
             f"harmed{mean})"
         )
+        if setting.choices is not None:
+            typer.echo(
+                f"tested at {1 - setting.delta / setting.choices:.6g}: the training chose this model among "
+                f"{setting.choices} evaluations on these images"
+            )
         if setting.copies is None:
             typer.echo(
                 "note: the records do not say which images are copies; evaluate again to leave copies out", err=True

@@ -24,6 +24,9 @@ ONE_IN = 5
 TRAINING_LIST_FILE = "learned_from.json"
 """File in a model folder with the hashes of the names of its training images, if the split was drawn."""
 
+CHOICE_FILE = "chosen_on.json"
+"""File in a model folder about the images on which a training chose the model among its evaluations."""
+
 
 def hold_out(names: Sequence[str], *, class_id: str, one_in: int = ONE_IN) -> set[str]:
     """The names of a class that are held out: one in ``one_in``, and at least one. At least one stays for training."""
@@ -57,6 +60,25 @@ def count_training_images(folder: Path | None, names: Iterable[str]) -> int | No
         return None
     hashes = set(json.loads(path.read_text(encoding="utf-8")))
     return sum(_hash_name(name) in hashes for name in names)
+
+
+def save_choice(folder: Path, names: Iterable[str], evaluations: int) -> None:
+    """Write to a model folder that the model was chosen among this number of evaluations on these images."""
+    about = {"evaluations": evaluations, "names_sha256": _hash_names(names)}
+    replace_file(folder / CHOICE_FILE, json.dumps(about) + "\n")
+
+
+def count_evaluations(folder: Path | None, names: Iterable[str]) -> int | None:
+    """Number of evaluations on these images among which the model was chosen; None if it was not chosen on them."""
+    if folder is None or not (path := folder / CHOICE_FILE).is_file():
+        return None
+    about = json.loads(path.read_text(encoding="utf-8"))
+    return int(about["evaluations"]) if about["names_sha256"] == _hash_names(names) else None
+
+
+def _hash_names(names: Iterable[str]) -> str:
+    """The same for any order."""
+    return hashlib.sha256("".join(sorted(map(_hash_name, names))).encode()).hexdigest()
 
 
 def _hash_name(name: str) -> str:

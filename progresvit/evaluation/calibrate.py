@@ -97,7 +97,8 @@ def calibrate_guarantee(
     """A loss of at most ``epsilon``, with probability 1 - ``delta`` over the draw of these images.
 
     Records of training images are refused. Of copies of an image only the first counts, if the records say which images
-    are copies.
+    are copies. If the training chose the model among several evaluations on these images, ``delta`` is divided by their
+    number for the test, so that the guarantee holds whichever was chosen (Bonferroni).
 
     In classification the loss is a drop in accuracy. The mIoU is not a mean over images, so in segmentation the
     guarantee is about the mean pixel error: early exits add at most ``epsilon`` to it.
@@ -130,6 +131,7 @@ def calibrate_guarantee(
         highest=records.highest_score(router),
         seed=seed,
         fractional=loss == "pixel-error",
+        choices=records.header.evaluations or 1,
     )
     evidence = certificate(certified, loss, copies)
     if loss == "pixel-error":
@@ -139,14 +141,15 @@ def calibrate_guarantee(
 
 def certificate(certified: CertifiedThreshold, loss: Loss, copies: int | None = None) -> dict[str, Any]:
     """The evidence of a guarantee as a setting holds it; an error if there are too few images for any."""
-    epsilon, delta = certified.epsilon, certified.delta
+    epsilon, delta, choices = certified.epsilon, certified.delta, certified.choices
     if certified.too_few:
+        chosen = f" for one of {choices} models that these images chose" if choices > 1 else ""
         without = f" ({copies} copies of others are left out)" if copies else ""
         beside = f" beside the {certified.design_images} that order the thresholds" if certified.design_images else ""
         raise OutOfReachError(
-            f"{certified.images} images{without} are too few to certify a drop of {epsilon:.6g} at {1 - delta:.6g}: at "
-            f"least {needed_images(epsilon, delta):,} are needed{beside}, and these suffice only without a single "
-            "loss. Evaluate on more images, or ask for less."
+            f"{certified.images} images{without} are too few to certify a drop of {epsilon:.6g} at {1 - delta:.6g}"
+            f"{chosen}: at least {needed_images(epsilon, delta, choices):,} are needed{beside}, and these suffice only "
+            "without a single loss. Evaluate on more images, or ask for less."
         )
     return {
         "epsilon": epsilon,
@@ -156,6 +159,7 @@ def certificate(certified: CertifiedThreshold, loss: Loss, copies: int | None = 
         "loss": loss,
         "p_value": certified.p_value,
         "copies": copies,
+        "choices": choices if choices > 1 else None,
     }
 
 

@@ -16,6 +16,9 @@ from progresvit.model.registry import DEFAULT_KIND
 TRAINING_SPLITS = ("train", "training", "trainval")
 """Names of splits for training."""
 
+FROM_THE_FOLDER = ("training_images", "evaluations")
+"""Fields of a header that the folder of the model tells; they are left out of files if they are None."""
+
 FILE_KEYS = {
     "weights_sha256": "weights",
     "preprocessing_sha256": "preprocessing_hash",
@@ -55,6 +58,8 @@ class Header:
     """Number of images in the data, if it has no splits and these are a sample of it."""
     training_images: int | None = None
     """Images that the model was trained on, by the list of names in its folder; None if it has no list."""
+    evaluations: int | None = None
+    """Evaluations on these images among which the training chose the model; None if it was not chosen on them."""
     classes: tuple[int, ...] | None = None
     """Numbers of the data's classes, if predictions were restricted to them. Entropies are over all classes."""
     corruption: str | None = None
@@ -117,14 +122,14 @@ class Header:
         return {
             FILE_KEYS.get(name, name): value
             for name, value in asdict(self).items()
-            if name not in (*optional, "training_images") or value is not None
+            if name not in (*optional, *FROM_THE_FOLDER) or value is not None
         }
 
     def identity(self) -> dict[str, Any]:
         """The fields that tell one evaluation from another: not the outcome, and nothing that follows from the rest."""
         values = self.to_dict()
         outcome = ("unreadable", "date", "version", "model", "device", "gmacs", "routable", "probe_result")
-        for key in (*outcome, "training_images"):
+        for key in (*outcome, *FROM_THE_FOLDER):
             values.pop(key, None)
         return values
 

@@ -86,6 +86,9 @@ class Setting(Calibrated):
     p_value: float | None = None
     copies: int | None = None
     """Guarantees only: copies of other images that were left out; None if the records did not say which are copies."""
+    choices: int | None = None
+    """Guarantees only: number of choices on these images, such as the evaluations among which a training chose the
+    model. The test is at delta / choices (Bonferroni). None without a choice."""
     abstain: float | None = None
     """Answers of this top-10 entropy or more are withheld; None if all are given."""
     ood: OODRule | None = None
@@ -147,6 +150,7 @@ class Setting(Calibrated):
                 images=self.n,
                 epsilon=self.epsilon,
                 delta=self.delta,
+                choices=1 if self.choices is None else self.choices,
                 p_value=self.p_value,
             )
         return self

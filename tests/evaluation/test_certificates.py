@@ -1,5 +1,6 @@
 """Mistakes after which a certificate would promise too much, made for real: evaluate, then certify."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -23,11 +24,14 @@ from progresvit.evaluation import (
     read_records,
     write_records,
 )
+from progresvit.routing import certified_threshold, load_setting
 from tests.commands import refused, works
 from tests.evaluation.made import ONE, copy_digits, make_records
 from tests.evaluation.made_segmentation import SIZES, make_dataset
 from tests.evaluation.made_segmentation import make_model as make_segmenter
 from tests.evaluation.test_run import make_model
+from tests.training.runs import recipe
+from tests.training.runs import run as train
 
 FEW = {"epsilon": 0.3, "delta": 0.1}
 """A guarantee that 24 images can give."""
@@ -72,6 +76,39 @@ def test_images_on_the_list_of_the_model_certify_nothing_whatever_their_split_is
     assert read_records(tmp_path / "r.parquet").header.training_images == 3
     with pytest.raises(ValueError, match="trained on 3 of these 24 images, by name"):
         calibrate_guarantee(records, **FEW)
+
+
+def test_a_model_that_a_training_chose_on_these_images_is_tested_at_a_smaller_delta(digits, tmp_path):
+    """``best/`` is the best of four evaluations on val, ``model/`` the last whatever they are."""
+    wanted = recipe(schedule={"epochs": 7, "cooldown": 0}, run={"evaluate_every": 2, "log_every": 9})
+    train(wanted, digits, tmp_path / "run")
+    chosen = progresvit.load(tmp_path / "run" / "best")
+    records = run(chosen, digits, tmp_path / "val.parquet")
+    assert read_records(tmp_path / "val.parquet").header.evaluations == 4
+    setting = calibrate_guarantee(records, **FEW)
+    assert (setting.delta, setting.choices) == (FEW["delta"], 4)
+    lost = records.losses("labelled")[:, 0]
+    alone = certified_threshold(records.top10_entropy[:, 0], lost, FEW["epsilon"], FEW["delta"] / 4)
+    assert (setting.threshold, setting.p_value) == (alone.threshold, alone.p_value)
+    setting.save(tmp_path / "t.json")
+    assert load_setting(tmp_path / "t.json") == setting
+    assert "tested at 0.9875" in works("calibrate", tmp_path / "val.parquet", "--max-drop", 0.3, "--confidence", 0.95,
+                                       "--out", tmp_path / "t.json")  # fmt: skip
+    with pytest.raises(ValueError, match="for one of 4 models that these images chose: at least 51 are needed"):
+        calibrate_guarantee(records, epsilon=0.1, delta=0.02)
+    with pytest.raises(ValueError, match=r"delta, .* at most"):
+        calibrate_guarantee(records, epsilon=0.3, delta=0.9)  # a quarter of it would pass
+    assert run(chosen, digits, tmp_path / "train.parquet", split="train").header.evaluations is None
+    last = progresvit.load(tmp_path / "run" / "model")
+    assert run(last, digits, tmp_path / "last.parquet").header.evaluations is None
+    assert "choices" not in json.loads(calibrate_guarantee(read_records(tmp_path / "last.parquet"), **FEW).to_json())
+
+
+def test_with_patience_the_images_choose_the_last_model_too(digits, tmp_path):
+    train(recipe(run={"patience": 3, "log_every": 9}), digits, tmp_path / "run")
+    for name in ("best", "model"):
+        records = run(progresvit.load(tmp_path / "run" / name), digits, tmp_path / f"{name}.parquet")
+        assert records.header.evaluations == 4  # three epochs and one to cool down
 
 
 @pytest.mark.parametrize("how", [evaluate, evaluate_knn])
