@@ -209,7 +209,9 @@ def _report(setting: Setting) -> None:
             )
         if setting.copies is None:
             typer.echo(
-                "note: the records do not say which images are copies; evaluate again to leave copies out", err=True
+                "note: the records do not say which images are copies, since an earlier version made them or the "
+                "images are corrupted; the certificate holds if there are none.",
+                err=True,
             )
         elif setting.copies:
             typer.echo(f"left out: {setting.copies} images with the same pixels as another image")

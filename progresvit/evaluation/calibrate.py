@@ -93,12 +93,13 @@ def calibrate_guarantee(
     router: Router | None = None,
     convention: compute.Convention = "paper",
     seed: int = 0,
+    choices: int = 1,
 ) -> Setting:
     """A loss of at most ``epsilon``, with probability 1 - ``delta`` over the draw of these images.
 
     Records of training images are refused. Of copies of an image only the first counts, if the records say which images
-    are copies. If the training chose the model among several evaluations on these images, ``delta`` is divided by their
-    number for the test, so that the guarantee holds whichever was chosen (Bonferroni).
+    are copies. If the training chose the model among several evaluations on these images, they count as ``choices``:
+    ``delta`` is divided by the number of choices for the test, so that the guarantee holds whichever was chosen.
 
     In classification the loss is a drop in accuracy. The mIoU is not a mean over images, so in segmentation the
     guarantee is about the mean pixel error: early exits add at most ``epsilon`` to it.
@@ -112,6 +113,7 @@ def calibrate_guarantee(
         router: Compare thresholds with its probabilities instead of entropies.
         convention: Convention of the GMACs.
         seed: Seed of the part that orders the thresholds of three rounds and more.
+        choices: Number of routers, losses, seeds and other settings that you try on these images, to keep one.
     """
     records.header.check_not_trained_on()
     seen = 0 if router is None else router.count_seen(records.ids)
@@ -131,7 +133,7 @@ def calibrate_guarantee(
         highest=records.highest_score(router),
         seed=seed,
         fractional=loss == "pixel-error",
-        choices=records.header.evaluations or 1,
+        choices=choices * (records.header.evaluations or 1),
     )
     evidence = certificate(certified, loss, copies)
     if loss == "pixel-error":
@@ -143,7 +145,7 @@ def certificate(certified: CertifiedThreshold, loss: Loss, copies: int | None = 
     """The evidence of a guarantee as a setting holds it; an error if there are too few images for any."""
     epsilon, delta, choices = certified.epsilon, certified.delta, certified.choices
     if certified.too_few:
-        chosen = f" for one of {choices} models that these images chose" if choices > 1 else ""
+        chosen = f" for one of {choices} choices on these images" if choices > 1 else ""
         without = f" ({copies} copies of others are left out)" if copies else ""
         beside = f" beside the {certified.design_images} that order the thresholds" if certified.design_images else ""
         raise OutOfReachError(

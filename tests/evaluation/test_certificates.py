@@ -94,8 +94,9 @@ def test_a_model_that_a_training_chose_on_these_images_is_tested_at_a_smaller_de
     assert load_setting(tmp_path / "t.json") == setting
     assert "tested at 0.9875" in works("calibrate", tmp_path / "val.parquet", "--max-drop", 0.3, "--confidence", 0.95,
                                        "--out", tmp_path / "t.json")  # fmt: skip
-    with pytest.raises(ValueError, match="for one of 4 models that these images chose: at least 51 are needed"):
+    with pytest.raises(ValueError, match="for one of 4 choices on these images: at least 51 are needed"):
         calibrate_guarantee(records, epsilon=0.1, delta=0.02)
+    assert calibrate_guarantee(records, epsilon=0.5, delta=0.1, choices=3).choices == 12
     with pytest.raises(ValueError, match=r"delta, .* at most"):
         calibrate_guarantee(records, epsilon=0.3, delta=0.9)  # a quarter of it would pass
     assert run(chosen, digits, tmp_path / "train.parquet", split="train").header.evaluations is None
@@ -195,7 +196,9 @@ def test_calibrate_says_how_many_copies_it_left_out_and_if_it_cannot_know(model,
     words = ("--max-drop", 0.3, "--out", tmp_path / "t.json")
     assert "left out: 72 images with the same pixels" in works("calibrate", tmp_path / "r.parquet", *words)
     write_records(replace(read_records(tmp_path / "r.parquet"), image_hash=None), tmp_path / "old.parquet")
-    assert "do not say which images are copies; evaluate again" in works("calibrate", tmp_path / "old.parquet", *words)
+    assert "do not say which images are copies, since an earlier version" in works(
+        "calibrate", tmp_path / "old.parquet", *words
+    )
 
 
 @pytest.mark.gpu
