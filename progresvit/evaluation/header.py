@@ -57,7 +57,7 @@ class Header:
     drawn_from: int | None = None
     """Number of images in the data, if it has no splits and these are a sample of it."""
     training_images: int | None = None
-    """Images that the model was trained on, by the list of names in its folder; None if it has no list."""
+    """Images that the model was trained on, by the names in its folder; None if its folder does not tell."""
     evaluations: int | None = None
     """Evaluations on these images among which the training chose the model; None if it was not chosen on them."""
     classes: tuple[int, ...] | None = None
@@ -105,7 +105,8 @@ class Header:
         if self.training_images:
             raise ValueError(
                 f"the model was trained on {self.training_images} of these {self.images} images, by name, and makes "
-                "fewer errors on them, so they cannot certify it; evaluate on other images."
+                "fewer errors on them, so they cannot certify it; evaluate on other images, or rename images that only "
+                "have the same names."
             )
 
     def check_routable(self) -> None:

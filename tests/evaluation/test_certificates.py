@@ -105,6 +105,18 @@ def test_a_model_that_a_training_chose_on_these_images_is_tested_at_a_smaller_de
     assert "choices" not in json.loads(calibrate_guarantee(read_records(tmp_path / "last.parquet"), **FEW).to_json())
 
 
+def test_a_training_split_of_any_name_is_known_again(digits, tmp_path):
+    shutil.copytree(digits, tmp_path / "data")
+    (tmp_path / "data" / "train").rename(tmp_path / "data" / "fit")
+    wanted = recipe(data={"train": "fit"}, schedule={"epochs": 1, "cooldown": 0}, run={"log_every": 9})
+    train(wanted, tmp_path / "data", tmp_path / "run")
+    trained = progresvit.load(tmp_path / "run" / "model")
+    records = run(trained, tmp_path / "data", tmp_path / "fit.parquet", split="fit")
+    with pytest.raises(ValueError, match="trained on 48 of these 48 images, by name"):
+        calibrate_guarantee(records, **FEW)
+    assert calibrate_guarantee(run(trained, tmp_path / "data", tmp_path / "val.parquet"), **FEW).rule == "guarantee"
+
+
 def test_with_patience_the_images_choose_the_last_model_too(digits, tmp_path):
     train(recipe(run={"patience": 3, "log_every": 9}), digits, tmp_path / "run")
     for name in ("best", "model"):
