@@ -93,8 +93,11 @@ def calibrate(
     if len(used) != 1:
         rules = ", ".join(f"--{name.replace('_', '-')}" for name in RULES)
         raise ValueError(f"choose one of {rules}, not {' and '.join(used) or 'none'}.")
-    if not 0 < confidence < 1:
-        raise ValueError(f"--confidence is between 0 and 1 (0.95 for 95 %), not {confidence:g}.")
+    if not 0.5 <= confidence < 1:
+        raise ValueError(
+            f"--confidence is at least 0.5 and below 1 (0.95 for 95 %), not {confidence:g}: a certificate that fails "
+            "more often than it holds says nothing."
+        )
     if max_drop is not None and not 0 < max_drop < 1:
         raise ValueError(f"--max-drop is between 0 and 1 (0.005 for 0.5 %), not {max_drop:g}.")
     if unlabelled and max_drop is None:
@@ -160,7 +163,7 @@ def _write(setting: Setting, out: Path | None, *, engine: str, router: Path | No
     setting.save(out)
     _report(setting)
     with_router = "" if router is None else f', router="{router}"'
-    typer.echo(f'{out} is ready: progresvit.{engine}(model, threshold="{out}"{with_router})')
+    output.echo(f'{out} is ready: progresvit.{engine}(model, threshold="{out}"{with_router})')
 
 
 def _write_budgets(context: typer.Context, table: Records, out: Path | None) -> None:
@@ -174,39 +177,52 @@ def _write_budgets(context: typer.Context, table: Records, out: Path | None) -> 
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     evaluation.measure_budgets(table).save(out)
-    typer.echo(f"{out} is ready: progresvit classify IMAGES --model {out.parent} --budget-gmacs G")
+    output.echo(f"{out} is ready: progresvit classify IMAGES --model {out.parent} --budget-gmacs G")
 
 
 def _report(setting: Setting) -> None:
     expected = setting.expected
     names = [(key, name) for key, name in (("top1", "top-1"), ("miou", "mIoU")) if key in expected]
     accuracy = "".join(f", {name} {expected[key]:.3%} against {expected[f'full_{key}']:.3%}" for key, name in names)
-    typer.echo(
+    output.echo(
         f"τ = {setting.threshold}: {expected['gmacs']:.3f} of {expected['full_gmacs']:.3f} GMACs on average "
         f"({expected['convention']} convention), {expected['saving']:.1%} saved{accuracy}"
     )
     from progresvit.evaluation.per_round import OTHER_HALF
 
     if (other := expected.get(OTHER_HALF)) is not None:
-        typer.echo(
+        output.echo(
             "thresholds chosen on one half of the images and measured on the other, both ways: "
             f"{other['gmacs']:.3f} GMACs, top-1 {other['top1']:.3%}"
         )
     if setting.epsilon is not None and setting.delta is not None:
         mean = "" if setting.mean_loss is None else f"; on these images it is {setting.mean_loss:.3g}"
-        typer.echo(
+        output.echo(
             f"certified: with probability {1 - setting.delta:.6g} over the draw of the {setting.n} images, "
             f"the {CERTIFIED[setting.loss or 'labelled']} is at most {setting.epsilon:.6g} ({setting.k} of them were "
             f"harmed{mean})"
         )
+        if setting.choices is not None:
+            output.echo(
+                f"tested at {1 - setting.delta / setting.choices:.6g}: the training chose this model among "
+                f"{setting.choices} evaluations on these images"
+            )
+        if setting.copies is None:
+            output.echo(
+                "note: the records do not say which images are copies, since an earlier version made them or the "
+                "images are corrupted; the certificate holds if there are none.",
+                err=True,
+            )
+        elif setting.copies:
+            output.echo(f"left out: {setting.copies} images with the same pixels as another image")
     if "coverage" in expected:
         limit = "none" if setting.abstain is None else f"entropy of {setting.abstain:.4g} or more"
-        typer.echo(
+        output.echo(
             f"withheld: {limit}; {expected['coverage']:.1%} of the images are answered, "
             f"{expected['answered_top1']:.3%} of the answers are correct"
         )
     if setting.ood is not None:
-        typer.echo(
+        output.echo(
             f"out-of-distribution: {setting.ood.score} below {setting.ood.limit:.4g}; "
             f"{expected['out_of_distribution']:.1%} of these images are rejected"
         )

@@ -165,12 +165,11 @@ def evaluate(
         records = run(opened.model, out=out, name=model, processes=processes, options=eval_options, progress=progress)
     if processes.first:
         output.report_other_files(sum(map(Counter, source.others.values()), Counter()))
-        _report(records, out, opened.folder)
+        _report(records, out)
 
 
-def _report(records: Records | SegmentationRecords, out: Path, folder: Path | None) -> None:
+def _report(records: Records | SegmentationRecords, out: Path) -> None:
     """Notes about the images, the accuracy of the rounds, and what to do next."""
-    from progresvit.data.split import count_training_images
     from progresvit.evaluation import Records
 
     header, split = records.header, records.header.split or ""
@@ -178,22 +177,22 @@ def _report(records: Records | SegmentationRecords, out: Path, folder: Path | No
         output.report_drawn_split(header.data, split, images=header.images, drawn_from=header.drawn_from)
     elif header.drawn_from is not None:  # from images without split folders, or from the training list of the Pets
         share = "the training share" if split == "train" else "a fifth"
-        typer.echo(
+        output.echo(
             f"note: {header.data} has no split {split} of its own; using {header.images} of {header.drawn_from} "
             f"images, {share}, selected by file name, the same split as in training",
             err=True,
         )
-    if folder is not None and (learned := count_training_images(folder, records.ids)):
+    if learned := header.training_images:
         reason = ": the dataset changed, and with it the split" if split == "val" else ""
-        typer.echo(
-            f"note: {learned} of these {len(records)} images are training images of this model, by name{reason}; "
+        output.echo(
+            f"note: {learned} of these {header.images} images are training images of this model, by name{reason}; "
             "train again, or evaluate on other images.",
             err=True,
         )
     for line in header.unreadable:
-        typer.echo(f"skipped: {in_options(line)}", err=True)
+        output.echo(f"skipped: {in_options(line)}", err=True)
     if records.broken:
-        typer.echo(
+        output.echo(
             f"note: {records.broken} images have NaN or infinite logits in some round; they do not exit in that round.",
             err=True,
         )
@@ -203,9 +202,9 @@ def _report(records: Records | SegmentationRecords, out: Path, folder: Path | No
         probes.report_accuracy(records)
     elif records.labelled:
         shares = output.round_accuracies(records.correct)
-        typer.echo(f"top-1 of {len(records)} images: {shares} (95% intervals)")
+        output.echo(f"top-1 of {len(records)} images: {shares} (95% intervals)")
     following = f": progresvit frontier {out}" if header.routable else "; its rounds are alternatives"
-    typer.echo(f"{out} is ready{following}")
+    output.echo(f"{out} is ready{following}")
 
 
 def _report_masks(records: SegmentationRecords) -> None:
@@ -218,5 +217,5 @@ def _report_masks(records: SegmentationRecords) -> None:
         ends = zip(metric(records.totals).tolist(), *(end.tolist() for end in bootstrap_ends(records.counts, metric)))
         intervals = [Interval(mean=mean, lowest=lowest, highest=highest) for mean, lowest, highest in ends]
         shares = ", ".join(f"round {s} {interval.as_percent()}" for s, interval in enumerate(intervals, start=1))
-        typer.echo(f"{name} of {len(records)} images: {shares} (95% intervals)")
+        output.echo(f"{name} of {len(records)} images: {shares} (95% intervals)")
     output.show_table(iou_table(records))

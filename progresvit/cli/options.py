@@ -168,7 +168,8 @@ def parse_threshold(text: str | None, header: Header, router: Router | None = No
         from progresvit.routing.router import router_hash
         from progresvit.routing.settings import find_setting
 
-        setting = find_setting(text, find_folder(header.model) if named else None)
+        with output.setting_notes():
+            setting = find_setting(text, find_folder(header.model) if named else None)
         setting.check_use(rounds, None if router is None else router_hash(router))
         setting.check_weights(header.weights_sha256)
         caveat = setting.caveat(

@@ -27,7 +27,7 @@ class GraphModel(nn.Module):
         super().__init__()
         self.graphs = graphs
         self.config: ModelConfig = graphs.manifest.config
-        self.backend, self.precision = graphs.backend, graphs.precision
+        self.backend, self.precision, self.loaded_from = graphs.backend, graphs.precision, graphs.folder
         self.graphs_sha256 = graphs.manifest.graphs_sha256
         self.exported_weights_sha256 = graphs.manifest.weights_sha256
         """Weights of the model that was exported; see ``io.weights.weights_hash``."""

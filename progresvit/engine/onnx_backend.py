@@ -77,7 +77,7 @@ class GraphRounds:
         threads: int | None = None,
     ) -> None:
         root = Path(os.path.expanduser(folder))
-        self.manifest = manifest = Manifest.read(root)
+        self.folder, self.manifest = root, (manifest := Manifest.read(root))
         self.backend = choose_backend(backend, manifest.kind)
         check_installed(self.backend)
         _check_precision(precision, self.backend, manifest)

@@ -93,8 +93,13 @@ def calibrate_guarantee(
     router: Router | None = None,
     convention: compute.Convention = "paper",
     seed: int = 0,
+    choices: int = 1,
 ) -> Setting:
     """A loss of at most ``epsilon``, with probability 1 - ``delta`` over the draw of these images.
+
+    Records of training images are refused. Of copies of an image only the first counts, if the records say which images
+    are copies. If the training chose the model among several evaluations on these images, they count as ``choices``:
+    ``delta`` is divided by the number of choices for the test, so that the guarantee holds whichever was chosen.
 
     In classification the loss is a drop in accuracy. The mIoU is not a mean over images, so in segmentation the
     guarantee is about the mean pixel error: early exits add at most ``epsilon`` to it.
@@ -108,12 +113,16 @@ def calibrate_guarantee(
         router: Compare thresholds with its probabilities instead of entropies.
         convention: Convention of the GMACs.
         seed: Seed of the part that orders the thresholds of three rounds and more.
+        choices: Number of routers, losses, seeds and other settings that you try on these images, to keep one.
     """
+    records.header.check_not_trained_on()
     seen = 0 if router is None else router.count_seen(records.ids)
     if seen:
         raise ValueError(
             f"the router was fitted on {seen} of these images, so they cannot certify it; fit it on others."
         )
+    copies = None if records.image_hash is None else len(records) - len(records.distinct())
+    records = records.distinct()
     loss = loss or records.default_loss
     certified = certified_thresholds(
         records.exit_scores(router),
@@ -124,22 +133,25 @@ def calibrate_guarantee(
         highest=records.highest_score(router),
         seed=seed,
         fractional=loss == "pixel-error",
+        choices=choices * (records.header.evaluations or 1),
     )
-    evidence = certificate(certified, loss)
+    evidence = certificate(certified, loss, copies)
     if loss == "pixel-error":
         evidence["mean_loss"] = certified.mean_loss
     return _setting(records, certified.threshold, router, convention, rule="guarantee", **evidence)
 
 
-def certificate(certified: CertifiedThreshold, loss: Loss) -> dict[str, Any]:
+def certificate(certified: CertifiedThreshold, loss: Loss, copies: int | None = None) -> dict[str, Any]:
     """The evidence of a guarantee as a setting holds it; an error if there are too few images for any."""
-    epsilon, delta = certified.epsilon, certified.delta
+    epsilon, delta, choices = certified.epsilon, certified.delta, certified.choices
     if certified.too_few:
+        chosen = f" for one of {choices} choices on these images" if choices > 1 else ""
+        without = f" ({copies} copies of others are left out)" if copies else ""
         beside = f" beside the {certified.design_images} that order the thresholds" if certified.design_images else ""
         raise OutOfReachError(
-            f"{certified.images} images are too few to certify a drop of {epsilon:.6g} at {1 - delta:.6g}: at least "
-            f"{needed_images(epsilon, delta):,} are needed{beside}, and these suffice only without a single loss. "
-            "Evaluate on more images, or ask for less."
+            f"{certified.images} images{without} are too few to certify a drop of {epsilon:.6g} at {1 - delta:.6g}"
+            f"{chosen}: at least {needed_images(epsilon, delta, choices):,} are needed{beside}, and these suffice only "
+            "without a single loss. Evaluate on more images, or ask for less."
         )
     return {
         "epsilon": epsilon,
@@ -148,6 +160,8 @@ def certificate(certified: CertifiedThreshold, loss: Loss) -> dict[str, Any]:
         "k": certified.harmed,
         "loss": loss,
         "p_value": certified.p_value,
+        "copies": copies,
+        "choices": choices if choices > 1 else None,
     }
 
 
@@ -176,14 +190,16 @@ def with_ood(
     instead.
 
     Args:
-        records: In-distribution images that the model was not trained on.
+        records: In-distribution images that the model was not trained on. Of copies of an image only the first counts.
         setting: A setting for these records.
         share: The share of in-distribution images that is rejected by mistake.
         score: One of ``routing.scores.OOD_SCORES``.
         router: The router of the setting's threshold.
     """
-    rounds = exit_rounds(records.exit_scores(router), setting.threshold)
-    scores = recorded_ood_score(score, at_exit(records.statistics, rounds))
+    records.header.check_not_trained_on()
+    distinct = records.distinct()
+    rounds = exit_rounds(distinct.exit_scores(router), setting.threshold)
+    scores = recorded_ood_score(score, at_exit(distinct.statistics, rounds))
     rule = OODRule(score=score, limit=ood_limit(scores, share), share=share)
     limited = setting.model_copy(update={"ood": rule})
     observed = {"out_of_distribution": rejected_share(records, limited, router)}

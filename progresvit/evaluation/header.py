@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from progresvit import compute
 from progresvit.config import ModelConfig
 from progresvit.io.parse import former_name
 from progresvit.model.registry import DEFAULT_KIND
+
+TRAINING_SPLITS = ("train", "training", "trainval")
+"""Names of splits for training."""
+
+FROM_THE_FOLDER = ("training_images", "evaluations")
+"""Fields of a header that the folder of the model tells; they are left out of files if they are None."""
 
 FILE_KEYS = {
     "weights_sha256": "weights",
@@ -48,6 +56,10 @@ class Header:
     """Names of the images, in order."""
     drawn_from: int | None = None
     """Number of images in the data, if it has no splits and these are a sample of it."""
+    training_images: int | None = None
+    """Images that the model was trained on, by the names in its folder; None if its folder does not tell."""
+    evaluations: int | None = None
+    """Evaluations on these images among which the training chose the model; None if it was not chosen on them."""
     classes: tuple[int, ...] | None = None
     """Numbers of the data's classes, if predictions were restricted to them. Entropies are over all classes."""
     corruption: str | None = None
@@ -81,6 +93,22 @@ class Header:
         """Number of rounds."""
         return len(self.gmacs["paper"])
 
+    def check_not_trained_on(self) -> None:
+        """Refuse images that the model was trained on: a split with such a name, or names on the model's list."""
+        split = Path(self.data).stem if self.split in (None, ".") else re.split(r"[/\[]", self.split)[0]
+        if split.lower() in TRAINING_SPLITS:
+            raise ValueError(
+                f"these are records of the training split ({split}), on which a model makes fewer errors than on other "
+                "images, so they cannot certify it; evaluate on images that it was not trained on. If it was not "
+                f"trained on these, rename {split} and evaluate again."
+            )
+        if self.training_images:
+            raise ValueError(
+                f"the model was trained on {self.training_images} of these {self.images} images, by name, and makes "
+                "fewer errors on them, so they cannot certify it; evaluate on other images, or rename images that only "
+                "have the same names."
+            )
+
     def check_routable(self) -> None:
         """Refuse rounds that are alternatives."""
         if not self.routable:
@@ -95,13 +123,14 @@ class Header:
         return {
             FILE_KEYS.get(name, name): value
             for name, value in asdict(self).items()
-            if name not in optional or value is not None
+            if name not in (*optional, *FROM_THE_FOLDER) or value is not None
         }
 
     def identity(self) -> dict[str, Any]:
         """The fields that tell one evaluation from another: not the outcome, and nothing that follows from the rest."""
         values = self.to_dict()
-        for key in ("unreadable", "date", "version", "model", "device", "gmacs", "routable", "probe_result"):
+        outcome = ("unreadable", "date", "version", "model", "device", "gmacs", "routable", "probe_result")
+        for key in (*outcome, *FROM_THE_FOLDER):
             values.pop(key, None)
         return values
 

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from progresvit.config import BaseConfig
 from progresvit.data.corrupted_cache import CorruptedCache
 from progresvit.data.dataset import ImageDataset
 from progresvit.data.evaluation_batches import numbered_batches
+from progresvit.data.image_hash import image_hash
 from progresvit.data.loading import Unreadable
 from progresvit.data.segmentation import SegmentationDataset
 from progresvit.data.segmentation.images import EvaluationImage, evaluation_images
@@ -83,6 +85,8 @@ class PartBatch(NamedTuple):
     targets: Any
     unreadable: Mapping[int, str]
     """Why other images cannot be read, by index."""
+    hashes: Tensor | None
+    """Hashes of the pixels (B,), by which copies are found; None if each copy is corrupted in another way."""
 
 
 LoadParts = Callable[[Sequence[int]], Iterator[PartBatch]]
@@ -137,7 +141,8 @@ def image_batches(
         for number, (indices, pixels, unreadable) in zip(owners, load(groups)):
             images = None if pixels is None else normalise(pixels, transform.config)
             targets = None if labels is None else torch.tensor([labels[index] for index in indices], device=device)
-            yield PartBatch(number, indices, images, targets, unreadable)
+            hashes = None if pixels is None or transform.corruption else image_hash(pixels)
+            yield PartBatch(number, indices, images, targets, unreadable, hashes)
 
     return batches
 
@@ -161,7 +166,15 @@ def mask_batches(parts: Parts, config: BaseConfig, windows: WindowOptions, optio
                 readable = {index: image for index, image in group if image is not None}
                 masks = [image.mask for image in readable.values()]
                 skipped = {index: unreadable.reasons[index] for index, image in group if image is None}
-                yield PartBatch(number, list(readable), list(readable.values()), masks, skipped)
+                hashes = [image_hash(image.pixels[0][None]) for image in readable.values()]  # (1,) each
+                yield PartBatch(
+                    number,
+                    list(readable),
+                    list(readable.values()),
+                    masks,
+                    skipped,
+                    torch.cat(hashes) if hashes else None,
+                )
 
     return batches
 

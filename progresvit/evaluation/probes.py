@@ -99,7 +99,8 @@ def evaluate_knn(
             columns = knn.columns(features, torch.from_numpy(labels).to(device))
             ids = np.array([splits.images.entries[index].name for index in order], dtype=np.str_)
             arrays = {column: values.cpu().numpy() for column, values in columns.items()}
-            write_records(Records(header=header, ids=ids, labels=labels, **arrays), out)
+            hashes = queries.column("image_hash")
+            write_records(Records(header=header, ids=ids, image_hash=hashes, labels=labels, **arrays), out)
             bank.remove()
             queries.remove()
         processes.wait()

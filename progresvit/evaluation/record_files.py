@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ def write_records(records: Records | SegmentationRecords, path: Path) -> None:
     records.check()
     about: dict[str, Any] = {"format": FORMAT, "rounds": records.rounds}
     columns = {"id": pa.array(records.ids.tolist(), pa.string())}
+    if records.image_hash is not None:
+        columns["image_hash"] = pa.array(records.image_hash, pa.int64())
     if isinstance(records, SegmentationRecords):
         key = SEGMENTATION_KEY
         columns |= _segmentation_columns(records)
@@ -105,6 +108,8 @@ def read_routed_records(path: str | Path) -> Records | SegmentationRecords:
         read = _read_segmentation if key == SEGMENTATION_KEY else _read_classification
         ids = np.array(table["id"].to_pylist(), dtype=np.str_)
         records = read(table.combine_chunks(), read_header(about["header"]), ids, about["rounds"])
+        if "image_hash" in table.column_names:
+            records = replace(records, image_hash=table["image_hash"].to_numpy())
         records.check()
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} holds no records of this library (it lacks {error}); evaluate again.") from error
@@ -160,12 +165,19 @@ def _segmentation_columns(records: SegmentationRecords) -> dict[str, pa.Array]:
 def _read_segmentation(table: pa.Table, header: Header, ids: NDArray[np.str_], rounds: int) -> SegmentationRecords:
     import pyarrow.compute as pc  # slow to import, and records of classification models do without
 
-    scores, confusion = [], []
+    scores, confusion, classes = [], [], int(header.config["num_classes"])
     for s in range(1, rounds + 1):
         score, cells, counts = (table[f"round{s}_{name}"] for name in ("score", "cells", "counts"))
         images = np.repeat(np.arange(len(table)), pc.list_value_length(cells).to_numpy())
         flat = [pc.list_flatten(column).to_numpy() for column in (cells, counts)]
-        shape = (len(table), int(header.config["num_classes"]) ** 2)
+        outside = np.flatnonzero((flat[0] < 0) | (flat[0] >= classes**2))
+        if len(outside):
+            first = outside[0]
+            raise ValueError(
+                f"{len(outside)} numbers of pixels are for labels that are not among the {classes} classes, such as "
+                f"{flat[0][first] // classes} of {ids[images[first]]}; evaluate again."
+            )
+        shape = (len(table), classes**2)
         scores.append(score.to_numpy())
         confusion.append(confusion_rows(images, *flat, shape=shape))
     return SegmentationRecords(

@@ -41,6 +41,9 @@ class RoutedRecords(ABC):
     header: Header
     ids: NDArray[np.str_]
     """(N,)"""
+    image_hash: Ints | None = None
+    """Hashes of the pixels, equal for copies of an image: (N,). None if the images are corrupted, and in records of
+    earlier versions."""
 
     default_loss: ClassVar[Loss]
     """The loss that a guarantee bounds by default."""
@@ -104,6 +107,12 @@ class RoutedRecords(ABC):
             elif field.name != "header" and values is not None:
                 taken[field.name] = values[indices]
         return replace(self, **taken)
+
+    def distinct(self) -> Self:
+        """Each image once: of its copies the first. All images if their hashes are unknown."""
+        if self.image_hash is None:
+            return self
+        return self.take(np.sort(np.unique(self.image_hash, return_index=True)[1]))
 
     def check(self) -> None:
         """Refuse empty records, repeated ids, another number of rounds than the model has, and masks without labels."""
@@ -200,6 +209,19 @@ class Records(RoutedRecords):
         """Whether the label is among the five likeliest classes of each round: (N, S)."""
         right: Bools = (self.top5_labels == self.need_labels()[:, None, None]).any(axis=-1)
         return right
+
+    def check(self) -> None:
+        super().check()
+        probe = self.header.probe or {}
+        classes = len(probe["classes"]) if "classes" in probe else int(self.header.config["num_classes"])
+        outside = np.flatnonzero((self.labels < UNLABELLED) | (self.labels >= classes))
+        if len(outside):
+            first = outside[0]
+            raise ValueError(
+                f"{len(outside)} of {len(self)} labels are not among the {classes} classes, such as "
+                f"{self.labels[first]} of {self.ids[first]}; every round would count as wrong and an early exit as "
+                f"harmless. Classes are numbered from 0 to {classes - 1}; leave out images of others."
+            )
 
     def need_labels(self) -> Ints:
         """The labels, or an error if some are missing."""

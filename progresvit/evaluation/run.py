@@ -210,6 +210,8 @@ def _finished_batches(
         progress(done, total)
     for batch in batches:
         columns = predictor.columns(batch.images, batch.targets) if batch.indices else {}
+        if batch.hashes is not None:
+            columns["image_hash"] = batch.hashes
         if "confusion" in columns:
             columns |= confusion_cells(batch.indices, columns.pop("confusion").cpu().numpy())
         done += (len(batch.indices) + len(batch.unreadable)) * processes.count  # the others are as fast as this one
@@ -233,6 +235,7 @@ def finish_records(parts: Parts, header: Header, labels: Sequence[int] | None, p
             records = SegmentationRecords(
                 header=header,
                 ids=ids,
+                image_hash=columns.get("image_hash"),
                 windows=columns["windows"],
                 scores=columns["scores"],
                 confusion=matrices_of_cells(

@@ -18,6 +18,7 @@ from progresvit.data.augment.corruption import Corruption
 from progresvit.data.crop import describe_preprocessing, description_hash
 from progresvit.data.dataset import TIMM_NAMES, ImageDataset, find_images, find_unlabelled
 from progresvit.data.gpu_decode import plan_for
+from progresvit.data.split import count_evaluations, count_training_images
 from progresvit.distributed import Processes
 from progresvit.evaluation.classes import class_numbers
 from progresvit.evaluation.header import Header
@@ -168,6 +169,7 @@ def make_header(
     **about: Any,
 ) -> Header:
     """A header; ``about`` holds the fields that depend on the kind of model."""
+    names, folder = [entry.name for entry in images.entries], getattr(model, "loaded_from", None)
     return Header(
         model=name,
         weights_sha256=weights_hash(model),
@@ -182,6 +184,8 @@ def make_header(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         images=len(images),
         drawn_from=images.drawn_from,
+        training_images=count_training_images(folder, names),
+        evaluations=count_evaluations(folder, names),
         names_sha256=header_names_hash(images),
         version=__version__,
         **about,

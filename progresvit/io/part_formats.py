@@ -102,12 +102,17 @@ def merge_columns(parts: Iterable[Columns]) -> Columns:
 
 
 def read_column(paths: Iterable[Path], name: str, total: int) -> Any:
-    """One array of all parts, in order, from npz files that have at most ``total`` items; no other array is read."""
+    """One array of all parts, in order, from npz files that have at most ``total`` items; no other array is read.
+
+    None if a part lacks it, as parts of earlier versions lack newer arrays.
+    """
     column, filled = None, 0
     for path in paths:
         with np.load(path) as part:
             if not len(part["index"]):  # all items of the part were skipped
                 continue
+            if name not in part:
+                return None
             values = part[name]
         if column is None:
             column = np.empty((total, *values.shape[1:]), values.dtype)

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -97,6 +97,7 @@ def load_folder(folder: Path) -> RoundModel:
     if any(isinstance(value, Tensor) and value.is_meta for value in tensors):  # it has tensors that no file holds
         model = build(config)
         model.load_state_dict(weights)
+    cast(Any, model).loaded_from = folder  # it may hold the list of the training images
     return model.eval()
 
 

@@ -34,6 +34,10 @@ from progresvit.routing.sums import exit_counts, routed_sums
 Losses = NDArray[np.bool_ | np.float64]
 """Booleans or float64; it decides which test is used."""
 
+MOST_RISK = 0.5
+"""The largest delta: a guarantee holds at least as often as it fails."""
+ROUNDING = 1e-6
+"""Relative difference of p-values that other versions of scipy may give."""
 GRID = 2001
 """Thresholds in the grid of one round."""
 COMBINATIONS = 4000
@@ -58,17 +62,19 @@ class CertifiedThreshold:
     """Number of thresholds in the grid or path."""
     design_images: int = 0
     """Images that were used to order the thresholds; n does not include them."""
+    choices: int = 1
+    """Number of choices that the images made; the p-value is at most delta / choices."""
 
     @property
     def too_few(self) -> bool:
         """Whether there are too few images to certify any threshold, even with no harm at all."""
-        return self.images < needed_images(self.epsilon, self.delta)
+        return self.images < needed_images(self.epsilon, self.delta, self.choices)
 
 
-def needed_images(epsilon: float, delta: float) -> int:
-    """The fewest images that can certify anything: with no harm, (1 - epsilon) ** n must be at most delta."""
-    _check_guarantee(epsilon, delta)
-    return math.ceil(math.log(delta) / math.log1p(-epsilon) - 1e-9)
+def needed_images(epsilon: float, delta: float, choices: int = 1) -> int:
+    """The fewest images that can certify anything: with no harm, (1 - epsilon) ** n must be at most delta / choices."""
+    _check_guarantee(epsilon, delta, choices)
+    return math.ceil(math.log(delta / choices) / math.log1p(-epsilon) - 1e-9)
 
 
 def hoeffding_bentkus(mean_loss: ArrayLike, images: ArrayLike, epsilon: ArrayLike) -> Floats:
@@ -97,6 +103,43 @@ def hoeffding_bentkus(mean_loss: ArrayLike, images: ArrayLike, epsilon: ArrayLik
     return np.asarray(np.minimum(np.minimum(hoeffding, bentkus), 1.0))
 
 
+def check_evidence(
+    *,
+    harmed: int,
+    mean_loss: float | None,
+    images: int,
+    epsilon: float,
+    delta: float,
+    choices: int = 1,
+    p_value: float | None = None,
+) -> None:
+    """Refuse the numbers of a certificate if they certify nothing, or give another p-value than they say.
+
+    Args:
+        harmed: k, of n images.
+        mean_loss: For losses from 0 to 1, their mean; None for losses of 0 and 1.
+        images: n.
+        epsilon: The share of images that may be harmed, or the mean loss that is allowed.
+        delta: The probability that the guarantee fails.
+        choices: As in :func:`certified_threshold`.
+        p_value: What is said; None if nothing is.
+    """
+    _check_guarantee(epsilon, delta, choices)
+    if mean_loss is None:
+        from scipy.special import bdtr  # the binomial tail; an engine starts sooner without scipy.stats
+
+        own = float(bdtr(harmed, images, epsilon)) if 0 <= harmed <= images else math.nan
+    else:
+        own = float(hoeffding_bentkus(mean_loss, images, epsilon))
+    evidence = f"{harmed} harmed of {images} images at epsilon {epsilon:g} have a p-value of {own:.6g}"
+    again = "run progresvit calibrate again"
+    if p_value is not None and not math.isclose(own, p_value, rel_tol=ROUNDING, abs_tol=1e-12):
+        raise ValueError(f"its numbers contradict each other: {evidence}, not {p_value:.6g}; {again}")
+    if not own <= delta / choices * (1 + ROUNDING):
+        over = "" if choices == 1 else f" / {choices} choices"
+        raise ValueError(f"its numbers certify nothing: {evidence}, above delta = {delta:g}{over}; {again}")
+
+
 def certified_threshold(
     entropy: Any,
     loss: Any,
@@ -106,6 +149,7 @@ def certified_threshold(
     highest: float = HIGHEST,
     grid: int = GRID,
     fractional: bool | None = None,
+    choices: int = 1,
 ) -> CertifiedThreshold:
     """The highest threshold that is certified for two rounds; 0, at which every image runs both, if none is.
 
@@ -119,8 +163,10 @@ def certified_threshold(
         grid: Number of thresholds.
         fractional: Whether losses can lie between 0 and 1, even if none of these does; the test is then
             Hoeffding-Bentkus in any case. None derives it from these losses, on which a guarantee should not depend.
+        choices: Number of scores, settings, seeds or models of which these images choose one. Each is certified at
+            delta / choices, so that the guarantee holds for the chosen one, however it is chosen (Bonferroni).
     """
-    _check_guarantee(epsilon, delta)
+    _check_guarantee(epsilon, delta, choices)
     if grid < 200:
         raise ValueError(f"the grid has at least 200 thresholds, not {grid}; a coarse one wastes what could be saved.")
     if not 0 < highest < math.inf:
@@ -132,7 +178,7 @@ def certified_threshold(
         raise ValueError("there are no images to certify on; give at least one entropy and loss.")
     scores = as_scores(np.column_stack([scores, scores]))  # (N,) -> (N, 2); the last round's are not used
     losses = np.pad(losses[:, None], ((0, 0), (0, 1)))  # (N,) -> (N, 2); the last round's are 0
-    return _walk(np.linspace(0.0, highest, grid)[:, None], scores, losses, epsilon, delta)
+    return _walk(np.linspace(0.0, highest, grid)[:, None], scores, losses, epsilon, delta, choices)
 
 
 def certified_thresholds(
@@ -146,6 +192,7 @@ def certified_thresholds(
     design_share: float = 0.3,
     seed: int = 0,
     fractional: bool | None = None,
+    choices: int = 1,
 ) -> CertifiedThreshold:
     """One threshold per round but the last, for any number of rounds; ``scores`` and ``losses`` are (N, S).
 
@@ -163,6 +210,7 @@ def certified_thresholds(
         design_share: The share of the images that orders the thresholds.
         seed: Seed of the draw of these images.
         fractional: As in :func:`certified_threshold`.
+        choices: As in :func:`certified_threshold`.
     """
     values = as_scores(_to_host(scores))
     harms = _as_losses(losses, fractional)
@@ -174,9 +222,15 @@ def certified_thresholds(
         raise ValueError("a model of one round has no threshold to certify.")
     if values.shape[1] == 2:
         return certified_threshold(
-            values[:, 0], harms[:, 0], epsilon, delta, highest=highest, fractional=harms.dtype != bool
+            values[:, 0],
+            harms[:, 0],
+            epsilon,
+            delta,
+            highest=highest,
+            fractional=harms.dtype != bool,
+            choices=choices,
         )
-    _check_guarantee(epsilon, delta)
+    _check_guarantee(epsilon, delta, choices)
     if not 0 < design_share < 1:
         raise ValueError(f"the share of the images that orders the thresholds is between 0 and 1, not {design_share}.")
     order = np.random.default_rng(seed).permutation(len(values))
@@ -185,11 +239,17 @@ def certified_thresholds(
         raise ValueError(f"{len(values)} images are too few to set some aside for ordering the thresholds.")
     harms[:, -1] = False  # an image that runs every round is not harmed
     path = _order_on(values[design], harms[design], np.asarray(gmacs, np.float64), highest)
-    return _walk(path, values[test], harms[test], epsilon, delta, design_images=len(design))
+    return _walk(path, values[test], harms[test], epsilon, delta, choices, design_images=len(design))
 
 
 def _walk(
-    path: Floats, scores: Floats, losses: Losses, epsilon: float, delta: float, design_images: int = 0
+    path: Floats,
+    scores: Floats,
+    losses: Losses,
+    epsilon: float,
+    delta: float,
+    choices: int,
+    design_images: int = 0,
 ) -> CertifiedThreshold:
     """Test the rows of the path in their order; ``losses`` of the last round are 0."""
     images = len(scores)
@@ -201,7 +261,7 @@ def _walk(
     else:
         mean_loss = np.clip(routed_sums(scores, losses, path) / images, 0, 1)  # rounding may lead outside
         p_values = hoeffding_bentkus(mean_loss, images, epsilon)
-    failed = np.flatnonzero(p_values > delta)
+    failed = np.flatnonzero(p_values > delta / choices)
     passed = int(failed[0]) if len(failed) else len(path)
     last = max(passed - 1, 0)  # the path begins at 0, where no image exits and none is harmed
     row = path[last].tolist()
@@ -215,6 +275,7 @@ def _walk(
         p_value=float(p_values[last]),
         tested=len(path),
         design_images=design_images,
+        choices=choices,
     )
 
 
@@ -252,13 +313,20 @@ def _levels(scores: Floats, count: int, highest: float) -> Floats:
     return np.unique([0.0, *np.minimum(quantiles, highest), highest])
 
 
-def _check_guarantee(epsilon: float, delta: float) -> None:
+def _check_guarantee(epsilon: float, delta: float, choices: int) -> None:
     if not 0 < epsilon < 1:
         raise ValueError(
             f"epsilon, the share that may be harmed, is between 0 and 1 (0.005 is half a point), not {epsilon}."
         )
-    if not 0 < delta < 1:
-        raise ValueError(f"delta, the risk that the guarantee fails, is between 0 and 1 (0.05 for 95 %), not {delta}.")
+    if not 0 < delta <= MOST_RISK:
+        raise ValueError(
+            f"delta, the risk that the guarantee fails, is above 0 and at most {MOST_RISK} (0.05 for 95 %), not "
+            f"{delta}: a guarantee that fails more often than it holds says nothing."
+        )
+    if choices < 1:
+        raise ValueError(
+            f"choices must be at least 1, got {choices}; count the scores, settings and seeds that were tried."
+        )
 
 
 def _as_losses(values: Any, fractional: bool | None) -> Losses:

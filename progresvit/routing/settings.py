@@ -1,13 +1,18 @@
 """Calibrated thresholds as JSON files: a single setting, the named settings of a model, and a table of budgets.
 
-A setting says what its threshold is for, on what evidence, and for which model it holds. A model folder may contain
+A setting says what its threshold is for, on what evidence, and for which model it holds. Its file has a checksum, by
+which edits are noticed; it is no signature, so it does not show who wrote the file. A model folder may contain
 ``settings/NAME.json`` and ``budgets.json``, which gives a threshold for any budget without records. The setting named
 near-lossless is the default. All of them are written by ``progresvit calibrate``.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import warnings
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -19,6 +24,7 @@ from progresvit.io.imports import is_import_string
 from progresvit.io.model_folder import BUDGETS_FILE, BUNDLED, SETTINGS, bundled_folder
 from progresvit.io.parse import Section, dump_json, former_name, read_json
 from progresvit.routing.calibrate import ROUNDING, check_quantiles
+from progresvit.routing.certify import check_evidence
 from progresvit.routing.decide import OODRule, Policy, Threshold, as_thresholds
 from progresvit.routing.metric import OperatingPoint
 
@@ -32,8 +38,12 @@ DEFAULT = "near-lossless"
 """The setting that a model is used with unless another is asked for."""
 
 
+CHECKSUM = "checksum"
+"""Key in files for the checksum of a setting. Settings of earlier versions have none."""
+
+
 class SettingWarning(UserWarning):
-    """A threshold is used with another preprocessing, precision or backend than it was calibrated for."""
+    """A setting is used with another preprocessing, precision or backend than it was calibrated for, or was edited."""
 
 
 class Calibrated(Section):
@@ -74,6 +84,11 @@ class Setting(Calibrated):
     """Guarantees only: the definition of harm. A correct answer is lost (labelled), the last round disagrees
     (unlabelled), or the increase of an image's pixel error over the last round's (pixel-error)."""
     p_value: float | None = None
+    copies: int | None = None
+    """Guarantees only: copies of other images that were left out; None if the records did not say which are copies."""
+    choices: int | None = None
+    """Guarantees only: number of choices on these images, such as the evaluations among which a training chose the
+    model. The test is at delta / choices (Bonferroni). None without a choice."""
     abstain: float | None = None
     """Answers of this top-10 entropy or more are withheld; None if all are given."""
     ood: OODRule | None = None
@@ -87,6 +102,24 @@ class Setting(Calibrated):
     date: str = ""
 
     router: ClassVar = former_name("router_sha256")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_checksum(cls, values: Any) -> Any:
+        """Compare the content of a file with its checksum, if it has one."""
+        if not isinstance(values, Mapping) or CHECKSUM not in values:
+            return values
+        content = {key: value for key, value in values.items() if key != CHECKSUM}
+        if values[CHECKSUM] != _checksum(content):
+            if content.get("rule") == "guarantee":
+                raise ValueError("it was edited after it was certified; run progresvit calibrate again")
+            warnings.warn(
+                "the setting was edited after it was calibrated, and its results may be those of another threshold; "
+                "run progresvit calibrate again.",
+                SettingWarning,
+                stacklevel=2,
+            )
+        return content
 
     @field_validator("abstain")
     @classmethod
@@ -105,6 +138,21 @@ class Setting(Calibrated):
     @model_validator(mode="after")
     def _check_threshold(self) -> Setting:
         as_thresholds([self.threshold], self.rounds)
+        return self
+
+    @model_validator(mode="after")
+    def _check_evidence(self) -> Setting:
+        if self.rule == "guarantee" and self.epsilon is not None and self.delta is not None and self.k is not None:
+            mean_loss = self.mean_loss if self.loss == "pixel-error" else None
+            check_evidence(
+                harmed=self.k,
+                mean_loss=mean_loss,
+                images=self.n,
+                epsilon=self.epsilon,
+                delta=self.delta,
+                choices=1 if self.choices is None else self.choices,
+                p_value=self.p_value,
+            )
         return self
 
     def check_weights(self, weights_sha256: str) -> None:
@@ -163,14 +211,22 @@ class Setting(Calibrated):
         return Policy.make(self.rounds, self.threshold, router=router, abstain=self.abstain, ood=self.ood)
 
     def to_json(self) -> str:
-        """The JSON text; fields that are None are left out."""
+        """The JSON text with its checksum; fields that are None are left out."""
         first = {"rule": self.rule, "threshold": self.threshold}  # in the file they stand above the model
         values = {key: value for key, value in {**first, **self.by_key()}.items() if value is not None}
-        return dump_json(values if self.ood is None else {**values, "ood": self.ood.model_dump()})
+        if self.ood is not None:
+            values["ood"] = self.ood.model_dump()
+        return dump_json({**values, CHECKSUM: _checksum(values)})
 
     def save(self, path: str | Path) -> None:
         """Write the JSON file."""
         replace_file(Path(path), self.to_json() + "\n")
+
+
+def _checksum(values: Mapping[str, Any]) -> str:
+    """SHA-256 of the values as JSON; the order of keys and the notation of numbers do not matter."""
+    content = json.loads(dump_json(values, indent=None), parse_int=float)
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def load_setting(path: str | Path) -> Setting:

@@ -18,7 +18,7 @@ from torch import nn
 
 from progresvit.data.dataset import describe_others
 from progresvit.data.sampler import Draw, seed_all
-from progresvit.data.split import save_training_list
+from progresvit.data.split import save_splits, save_training_list
 from progresvit.distributed import Processes
 from progresvit.io.lock import FolderLock
 from progresvit.io.parse import printable
@@ -123,9 +123,15 @@ def _train_in(
         complete = True
     finally:
         logger.close(failed=not complete)
-    if processes.first and splits.train.drawn_from is not None:
+    if processes.first:
+        evaluations = max(len(state.history), math.ceil(recipe.epochs / recipe.run.evaluate_every))
+        training, validation = ([entry.name for entry in split.entries] for split in splits)
         for folder in (folder for folder in (out / "model", out / "best") if folder.is_dir()):
-            save_training_list(folder, (entry.name for entry in splits.train.entries))
+            is_chosen = folder.name == "best" or recipe.run.patience is not None
+            count = evaluations if is_chosen else None
+            save_splits(folder, training=training, validation=validation, evaluations=count)
+            if splits.train.drawn_from is not None:
+                save_training_list(folder, training)
 
 
 def resume_state(folder: Path, step: TrainingStep) -> TrainState:

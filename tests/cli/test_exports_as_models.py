@@ -13,6 +13,7 @@ from PIL import Image
 
 import progresvit
 from progresvit.data.dataset import find_images
+from progresvit.data.split import save_splits, save_training_list
 from progresvit.engine import Engine, measurement
 from progresvit.engine.export.export import export
 from progresvit.engine.export.int8 import Int8Check
@@ -328,3 +329,17 @@ def test_the_commands_of_the_page_lead_from_a_folder_of_images_to_a_certified_in
     assert (records.header.precision, len(records)) == ("int8", 40)
     assert records.correct[:, -1].mean() > 0.5  # five classes: it has learned
     assert Path("answers.parquet").is_file()
+
+
+def test_an_export_knows_the_training_images_of_its_model(folder, digits, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(folder, model)
+    names = [entry.name for entry in find_images(digits, "val").entries]
+    save_training_list(model, names[:5])
+    save_splits(model, training=names[:5], validation=names, evaluations=3)
+    for _ in range(2):  # the second replaces the first
+        works("export", model, "--out", tmp_path / "exported")
+    works("evaluate", tmp_path / "exported", "--data", digits, "--out", tmp_path / "r.parquet", *PLAIN)
+    header = read_records(tmp_path / "r.parquet").header
+    assert (header.training_images, header.evaluations) == (5, 3)
+    refused("trained on 5 of these 24 images", "calibrate", tmp_path / "r.parquet", "--max-drop", 0.3)

@@ -190,6 +190,34 @@ def test_files_of_many_row_groups_are_read(tmp_path, make):
     assert np.array_equal(read.losses(read.default_loss), make(50).losses(read.default_loss))
 
 
+@pytest.mark.parametrize(("label", "number"), [(12, 12), (-2, -2), (10**6, 10**6)])
+def test_labels_outside_the_classes_are_refused_with_the_first(tmp_path, label, number):
+    """With such labels every round is wrong, so an early exit harms nothing."""
+    records = make_records(30)
+    write_records(records, tmp_path / "r.parquet")
+    table = pq.read_table(tmp_path / "r.parquet")
+    labels = table["label"].to_pylist()
+    labels[4] = labels[9] = label
+    place = table.schema.get_field_index("label")
+    pq.write_table(table.set_column(place, "label", pa.array(labels, pa.int32())), tmp_path / "r.parquet")
+    match = rf"2 of 30 labels are not among the 12 classes, such as {number} of {records.ids[4]};.* harmless"
+    with pytest.raises(ValueError, match=match):
+        read_records(tmp_path / "r.parquet")
+    with pytest.raises(ValueError, match=match):
+        write_records(replace(records, labels=np.array(labels)), tmp_path / "other.parquet")
+
+
+def test_pixels_of_labels_outside_the_classes_are_refused_with_the_first(tmp_path):
+    write_records(make_segmentation_records(10), tmp_path / "r.parquet")
+    table = pq.read_table(tmp_path / "r.parquet")
+    cells = table["round1_cells"].to_pylist()
+    cells[3][0] = 4 * 5 + 1  # label 5
+    place, kind = table.schema.get_field_index("round1_cells"), table["round1_cells"].type
+    pq.write_table(table.set_column(place, "round1_cells", pa.array(cells, kind)), tmp_path / "r.parquet")
+    with pytest.raises(ValueError, match=r"labels that are not among the 4 classes, such as 5 of images/val/0-3\.jpg"):
+        read_segmentation_records(tmp_path / "r.parquet")
+
+
 def test_records_of_the_version_before_are_read(tmp_path):
     """They have ``pictures`` for ``images``, no kind of model, no GMACs and no log-probability of the label."""
     records = replace(make_records(20), log_probability=None)

@@ -48,6 +48,34 @@ def test_a_walk_that_ignores_the_tail_would_break_the_guarantee():
     assert broken / 200 > 0.25
 
 
+def test_the_best_of_many_scores_breaks_the_guarantee_unless_the_choices_are_counted():
+    """Twenty scores, each unsafe from 0.5 on by a little: the cheapest that passes is unsafe more often than delta."""
+    rng, epsilon, delta, sets, count = np.random.default_rng(3), 0.02, 0.1, 60, 20
+    broken = {1: 0, count: 0}
+    for _ in range(sets):
+        highest = dict.fromkeys(broken, 0.0)
+        for _ in range(count):
+            score = rng.random(2000)
+            harm = (score < 0.5) & (rng.random(2000) < 2.002 * epsilon)  # a share of 1.001 epsilon in all
+            for choices in broken:
+                certified = certified_threshold(score, harm, epsilon, delta, highest=1.0, grid=200, choices=choices)
+                assert certified.p_value <= delta / choices
+                highest[choices] = max(highest[choices], certified.threshold)
+        for choices, threshold in highest.items():
+            broken[choices] += threshold >= 0.5
+    assert broken[1] / sets > 0.5
+    assert broken[count] / sets <= delta + 2 * math.sqrt(delta * (1 - delta) / sets)
+
+
+def test_more_images_are_needed_for_one_of_several_choices():
+    assert needed_images(0.001, 0.05, choices=3) == needed_images(0.001, 0.05 / 3) > needed_images(0.001, 0.05)
+    scores, harms = np.linspace(0, 1, 2994), np.zeros(2994)
+    assert certified_threshold(scores, harms, 0.001, 0.05, choices=3).too_few
+    for choices in (0, -1):
+        with pytest.raises(ValueError, match=rf"choices must be at least 1, got {choices}"):
+            needed_images(0.001, 0.05, choices)
+
+
 def test_the_certificate_keeps_nine_tenths_of_what_an_oracle_saves():
     entropy, harm = population(size=500_000)
     epsilon, saved = 0.005, 5.355  # GMACs of an image that exits early
@@ -156,6 +184,7 @@ def test_two_rounds_need_no_design_split():
         ({"epsilon": 1.5}, "epsilon"),
         ({"delta": 0.0}, "delta"),
         ({"delta": 1.0}, "delta"),
+        ({"delta": 0.95}, "at most 0.5 .* not 0.95: a guarantee that fails more often than it holds says nothing"),
         ({"loss": [True]}, "one of each per image"),
         ({"loss": [1.5, 0.0, 1.0]}, r"true .* or false, or numbers from 0 to 1, not 1\.5"),
         ({"loss": [0.5, -0.2, 0.0]}, r"not -0\.2; count a gain as 0"),

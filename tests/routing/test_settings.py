@@ -7,6 +7,7 @@ import pytest
 
 from progresvit.evaluation import (
     calibrate_budget,
+    calibrate_guarantee,
     calibrate_near_lossless,
     measure_budgets,
     with_abstention,
@@ -14,11 +15,12 @@ from progresvit.evaluation import (
 )
 from progresvit.evaluation.selective import abstain_entropy
 from progresvit.io.model_folder import BUNDLED, bundled_folder
-from progresvit.routing import Setting, find_setting, load_budgets, load_setting, setting_names
+from progresvit.routing import Setting, SettingWarning, find_setting, load_budgets, load_setting, setting_names
 from progresvit.routing.calibrate import STEPS, entropy_quantiles
 from progresvit.routing.settings import budget_setting, default_setting
 from tests.commands import refused, works
 from tests.evaluation.made import make_records
+from tests.evaluation.made_segmentation import make_segmentation_records
 
 
 def a_setting(threshold, **changes):
@@ -163,9 +165,124 @@ def test_infinite_quantiles_come_back_and_wrong_ones_are_refused(tmp_path):
 
 
 def test_a_setting_keeps_the_mean_loss_and_leaves_it_out_without_one(tmp_path):
-    known = {"rounds": 2, "weights": "w", "preprocessing": "p", "precision": "fp32", "n": 9, "threshold": 0.4}
+    known = {"rounds": 2, "weights": "w", "preprocessing": "p", "precision": "fp32", "n": 2000, "threshold": 0.4}
     setting = Setting(rule="guarantee", epsilon=0.01, delta=0.05, k=3, mean_loss=0.004, loss="pixel-error", **known)
     setting.save(tmp_path / "drop.json")
     assert load_setting(tmp_path / "drop.json") == setting
     assert json.loads(setting.to_json())["mean_loss"] == 0.004
     assert "mean_loss" not in Setting(rule="guarantee", k=3, loss="labelled", **known).to_json()
+
+
+@pytest.fixture
+def certified(tmp_path):
+    """The file of a certificate."""
+    calibrate_guarantee(make_records(3000), epsilon=0.01, delta=0.05).save(tmp_path / "drop.json")
+    return tmp_path / "drop.json"
+
+
+def edit(path, *, drop=(), **changes):
+    """The file after an edit by hand."""
+    values = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in values.items() if key not in drop}))
+    return path
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"threshold": 1.2},
+        {"epsilon": 0.02},
+        {"n": 30_000},
+        {"weights": "other"},
+        {"loss": "unlabelled"},
+        {"abstain": 1.5},
+        {"checksum": "0" * 64},
+        {"checksum": None},
+    ],
+)
+def test_a_certificate_that_was_edited_is_refused(certified, changes):
+    load_setting(certified)
+    with pytest.raises(
+        ValueError, match=r"drop\.json is not a valid setting: it was edited after it was certified; run"
+    ):
+        load_setting(edit(certified, **changes))
+
+
+def test_another_setting_that_was_edited_is_used_with_a_note(tmp_path, recwarn):
+    records = make_records(300)
+    write_records(records, tmp_path / "r.parquet")
+    calibrate_near_lossless(records).save(tmp_path / "t.json")
+    load_setting(tmp_path / "t.json")
+    assert not recwarn.list
+    edit(tmp_path / "t.json", threshold=0.123)
+    with pytest.warns(SettingWarning, match="edited after it was calibrated, and its results may be those of another"):
+        assert load_setting(tmp_path / "t.json").threshold == 0.123
+
+
+def test_an_edited_observation_does_not_become_a_certificate(tmp_path):
+    calibrate_near_lossless(make_records(300)).save(tmp_path / "t.json")
+    evidence = {"rule": "guarantee", "epsilon": 0.01, "delta": 0.05, "k": 0, "n": 3000, "p_value": 0.99**3000}
+    with pytest.raises(ValueError, match="edited after it was certified"):
+        load_setting(edit(tmp_path / "t.json", **evidence))
+
+
+def test_another_order_and_notation_of_the_same_content_is_no_edit(certified):
+    known = load_setting(certified)
+    values = json.loads(certified.read_text())
+    turned = json.dumps(dict(reversed(values.items())), indent=7, ensure_ascii=False)
+    certified.write_text(turned.replace('"n": 3000', '"n": 3000.0').replace('"epsilon": 0.01', '"epsilon": 1e-2'))
+    assert load_setting(certified) == known
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"k": 3}, "contradict each other: 3 harmed of 3000 images at epsilon 0.01 have a p-value of .*, not 0.0"),
+        ({"n": 30_000}, "contradict each other: .* of 30000 images"),
+        ({"epsilon": 0.001}, "contradict each other"),
+        ({"p_value": 0.001}, "contradict each other: .* not 0.001; run progresvit calibrate again"),
+        ({"k": 29, "p_value": 0.475}, "contradict each other|certify nothing"),
+        ({"delta": 0.001}, "certify nothing: .* above delta = 0.001"),
+        ({"delta": 0.7}, "at most 0.5"),
+        ({"k": -1}, "p-value of nan"),
+        ({"loss": "pixel-error", "mean_loss": 0.009, "drop": ("p_value",)}, "certify nothing"),
+    ],
+)
+def test_a_certificate_without_a_checksum_has_to_give_its_own_p_value(certified, changes, match):
+    """As earlier versions wrote it."""
+    edit(certified, drop=("checksum", "copies"))
+    assert load_setting(certified).rule == "guarantee"
+    with pytest.raises(ValueError, match=match):
+        load_setting(edit(certified, **changes))
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_every_certificate_gives_its_own_p_value(tmp_path, rounds):
+    for number, (epsilon, delta, loss) in enumerate(
+        [(0.02, 0.05, "labelled"), (0.05, 0.5, "unlabelled"), (0.4, 1e-9, "labelled"), (0.1, 0.3, "pixel-error")]
+    ):
+        make = make_segmentation_records if loss == "pixel-error" else make_records
+        setting = calibrate_guarantee(make(2000, rounds=rounds), epsilon=epsilon, delta=delta, loss=loss)
+        setting.save(tmp_path / f"{number}.json")
+        assert load_setting(tmp_path / f"{number}.json") == setting
+        edit(tmp_path / f"{number}.json", drop=("checksum",))
+        assert load_setting(tmp_path / f"{number}.json") == setting
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_bundled_settings_have_checksums_and_load_without_a_warning(name, recwarn):
+    for path in sorted((bundled_folder(name) / "settings").glob("*.json")):
+        assert "checksum" in json.loads(path.read_text())
+        load_setting(path)
+    assert not recwarn.list
+
+
+def test_commands_refuse_an_edited_certificate_and_note_an_edited_setting(tmp_path):
+    records, folder = make_records(3000), tmp_path
+    write_records(records, folder / "r.parquet")
+    for name, words in (("drop", ("--max-drop", 0.01)), ("near", ("--near-lossless",))):
+        works("calibrate", folder / "r.parquet", *words, "--out", folder / f"{name}.json")
+        edit(folder / f"{name}.json", threshold=0.5)
+    frontier = ("frontier", folder / "r.parquet", "--setting")
+    refused("edited after it was certified; run progresvit calibrate again", *frontier, folder / "drop.json")
+    assert "edited after it was calibrated" in works(*frontier, folder / "near.json")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from progresvit.data.crop import preprocessing_hash
+from progresvit.data.split import SPLITS_FILE, TRAINING_LIST_FILE
 from progresvit.data.transforms import normalise
 from progresvit.engine.backends import check_task
 from progresvit.engine.export.int8 import Int8Check, quantise_export
@@ -107,6 +109,9 @@ def export(
         for name, content in settings.items():
             (staged / name).parent.mkdir(exist_ok=True)
             (staged / name).write_bytes(content)
+        for name in (TRAINING_LIST_FILE, SPLITS_FILE):  # what certificates of the export need to know
+            if (loaded := getattr(model, "loaded_from", None)) is not None and (loaded / name).is_file():
+                shutil.copyfile(loaded / name, staged / name)
         plain = Path(scratch) if format == "openvino" or int8 is not None else staged
         for s, round_ in enumerate(rounds):
             assert isinstance(round_, FoldedRound)
@@ -283,7 +288,7 @@ def _check_target(target: Path, settings: Mapping[str, bytes]) -> None:
     foreign = sorted(
         path.name
         for path in target.iterdir()
-        if path.name not in (MANIFEST_FILE, SETTINGS, BUDGETS_FILE)
+        if path.name not in (MANIFEST_FILE, SETTINGS, BUDGETS_FILE, TRAINING_LIST_FILE, SPLITS_FILE)
         and not (path.name.startswith("round") and path.suffix in ours)
     )
     if foreign or (any(target.iterdir()) and not (target / MANIFEST_FILE).is_file()):
