@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from progresvit.cli import options
+from progresvit.cli import options, output
 from progresvit.compute import Convention
 
 if TYPE_CHECKING:
