@@ -132,12 +132,11 @@ def check_evidence(
     else:
         own = float(hoeffding_bentkus(mean_loss, images, epsilon))
     evidence = f"{harmed} harmed of {images} images at epsilon {epsilon:g} have a p-value of {own:.6g}"
-    again = "run progresvit calibrate again"
     if p_value is not None and not math.isclose(own, p_value, rel_tol=ROUNDING, abs_tol=1e-12):
-        raise ValueError(f"its numbers contradict each other: {evidence}, not {p_value:.6g}; {again}")
+        raise ValueError(f"its numbers contradict each other: {evidence}, not {p_value:.6g}")
     if not own <= delta / choices * (1 + ROUNDING):
         over = "" if choices == 1 else f" / {choices} choices"
-        raise ValueError(f"its numbers certify nothing: {evidence}, above delta = {delta:g}{over}; {again}")
+        raise ValueError(f"its numbers certify nothing: {evidence}, above delta = {delta:g}{over}")
 
 
 def certified_threshold(

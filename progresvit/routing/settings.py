@@ -112,7 +112,7 @@ class Setting(Calibrated):
         content = {key: value for key, value in values.items() if key != CHECKSUM}
         if values[CHECKSUM] != _checksum(content):
             if content.get("rule") == "guarantee":
-                raise ValueError("it was edited after it was certified; run progresvit calibrate again")
+                raise ValueError("it was edited after it was certified")
             warnings.warn(
                 "the setting was edited after it was calibrated, and its results may be those of another threshold; "
                 "run progresvit calibrate again.",

@@ -203,7 +203,7 @@ def edit(path, *, drop=(), **changes):
 def test_a_certificate_that_was_edited_is_refused(certified, changes):
     load_setting(certified)
     with pytest.raises(
-        ValueError, match=r"drop\.json is not a valid setting: it was edited after it was certified; run"
+        ValueError, match=r"drop\.json is not a valid setting: it was edited after it was certified; make"
     ):
         load_setting(edit(certified, **changes))
 
@@ -240,7 +240,7 @@ def test_another_order_and_notation_of_the_same_content_is_no_edit(certified):
         ({"k": 3}, "contradict each other: 3 harmed of 3000 images at epsilon 0.01 have a p-value of .*, not 0.0"),
         ({"n": 30_000}, "contradict each other: .* of 30000 images"),
         ({"epsilon": 0.001}, "contradict each other"),
-        ({"p_value": 0.001}, "contradict each other: .* not 0.001; run progresvit calibrate again"),
+        ({"p_value": 0.001}, "contradict each other: .* not 0.001"),
         ({"k": 29, "p_value": 0.475}, "contradict each other|certify nothing"),
         ({"delta": 0.001}, "certify nothing: .* above delta = 0.001"),
         ({"delta": 0.7}, "at most 0.5"),
@@ -284,5 +284,7 @@ def test_commands_refuse_an_edited_certificate_and_note_an_edited_setting(tmp_pa
         works("calibrate", folder / "r.parquet", *words, "--out", folder / f"{name}.json")
         edit(folder / f"{name}.json", threshold=0.5)
     frontier = ("frontier", folder / "r.parquet", "--setting")
-    refused("edited after it was certified; run progresvit calibrate again", *frontier, folder / "drop.json")
+    refused(
+        "edited after it was certified; make one with the command progresvit calibrate", *frontier, folder / "drop.json"
+    )
     assert "edited after it was calibrated" in works(*frontier, folder / "near.json")

@@ -129,6 +129,16 @@ def test_the_frontier_and_the_default_threshold_come_from_the_model_folder(model
     assert facts["note"] == ""
 
 
+def test_a_setting_that_was_edited_is_left_out(model, tmp_path, caplog):
+    folder = model_folder(model, tmp_path)
+    path = folder / "settings" / "near-lossless.json"
+    edited = path.read_text().replace('"near-lossless"', '"guarantee"')
+    (folder / "settings" / "edited.json").write_text(edited)
+    facts = TestClient(app_of(model, folder=folder)).get("/page/model").json()
+    assert [setting["name"] for setting in facts["settings"]] == ["near-lossless"]
+    assert "edited.json is not a valid setting" in caplog.text
+
+
 def test_another_threshold_can_be_given(model, tmp_path):
     app = app_of(model, folder=model_folder(model, tmp_path), threshold=0.7)
     assert TestClient(app).get("/page/model").json()["threshold"] == 0.7

@@ -186,7 +186,12 @@ def describe_model(
             frontier, note = {"points": points, "n": budgets.n, "data": budgets.data}, ""
         else:
             note = f"The {BUDGETS_FILE} of the model was measured with other weights or another preprocessing."
-    settings = [(setting, find_setting(setting, folder)) for setting in setting_names(folder)]
+    settings = []
+    for setting_name in setting_names(folder):
+        try:
+            settings.append((setting_name, find_setting(setting_name, folder)))
+        except ValueError as error:  # edited, for example; a server may run with another one
+            log.warning("the page leaves out a setting: %s", error)
     return {
         "name": name,
         "classes": config.num_classes,
