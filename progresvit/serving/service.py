@@ -11,6 +11,7 @@ import hashlib
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -36,7 +37,7 @@ KINDS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM", b"I
 READ_AHEAD = 1024
 """Requests are read up to twice the limit of the queue plus this number, within ``Limits.memory``."""
 SLOW_IMAGES = 4
-"""Slow images wait until they have this many times the pixels of the largest image."""
+"""Slow images wait until they have this many times the pixels of the largest image; a request alone may have more."""
 MOST_AUDITS = 16
 """The most images that wait for their audit; no image is sampled while the queue is full."""
 AUDIT_RETRY = 0.05
@@ -170,7 +171,8 @@ class Service:
         self._pending += len(contents)
         self.metrics.queue_limit.set(self.queue_limit)
         try:
-            return await gather_within([self._classify_one(content, threshold) for content in contents], limit)
+            own = Counter[str]()
+            return await gather_within([self._classify_one(content, threshold, own) for content in contents], limit)
         finally:
             self._pending -= len(contents)
 
@@ -185,20 +187,31 @@ class Service:
         """End the processes that decode."""
         self.decoder.close()
 
-    async def prepare(self, content: bytes, plan: Plan | None = None) -> Prepared:
-        """Prepare an image file, for the engine or with another plan, in a process with limits."""
+    async def prepare(self, content: bytes, plan: Plan | None = None, *, own: Counter[str] | None = None) -> Prepared:
+        """Prepare an image file, for the engine or with another plan, in a process with limits.
+
+        ``own`` counts the pixels of the request's slow images. It may have more than others if it is alone.
+        """
         if not is_image(content):
             return Prepared(Form.ERROR, error=UNSUPPORTED)
         prepared = await self._until_given_up(self.decoder.submit(content, plan), content)
         if prepared.form is not Form.LATER:
             return prepared
-        pixels, most = math.prod(prepared.size), self.decoder.most_pixels
-        pixels = min(pixels or most, most)
-        if self._slow_pixels and self._slow_pixels + pixels > SLOW_IMAGES * most:
+        most = self.decoder.most_pixels
+        pixels = min(math.prod(prepared.size) or most, most)
+        own = own if own is not None else Counter()
+        others = self._slow_pixels - own["pixels"]
+        if others and self._slow_pixels + pixels > SLOW_IMAGES * most:
             raise self._full()
         job = self.decoder.submit_slow(content, plan)
         self._slow_pixels += pixels
-        self._when_done(job, lambda: self._release(pixels=pixels))
+        own["pixels"] += pixels
+
+        def release() -> None:
+            self._slow_pixels -= pixels
+            own["pixels"] -= pixels
+
+        self._when_done(job, release)
         self._slow += 1
         try:
             return await self._until_given_up(job, content)
@@ -214,7 +227,11 @@ class Service:
             if not job.done():
                 size = len(content)
                 self.held += size
-                self._when_done(job, lambda: self._release(held=size))
+
+                def release() -> None:
+                    self.held -= size
+
+                self._when_done(job, release)
 
     def _when_done(self, job: Future[Prepared], callback: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -225,12 +242,8 @@ class Service:
 
         job.add_done_callback(call)
 
-    def _release(self, *, held: int = 0, pixels: int = 0) -> None:
-        self.held -= held
-        self._slow_pixels -= pixels
-
-    async def _classify_one(self, content: bytes, threshold: float | None) -> Prediction:
-        prepared = await self.prepare(content)
+    async def _classify_one(self, content: bytes, threshold: float | None, own: Counter[str]) -> Prediction:
+        prepared = await self.prepare(content, own=own)
         if prepared.error is not None:
             return Prediction.failed(prepared.error)
         is_audited = False

@@ -155,7 +155,7 @@ from progresvit.engine import Engine, predict_files
 torch.set_num_threads(1)
 predict_files.PART = 8
 batches = predict_files.input_batches
-predict_files.input_batches = lambda *given: ((time.sleep(0.02), batch)[1] for batch in batches(*given))
+predict_files.input_batches = lambda *given: ((time.sleep(0.1), batch)[1] for batch in batches(*given))
 write = predict_files.pq.ParquetWriter.write_table
 predict_files.pq.ParquetWriter.write_table = lambda *given, **more: (time.sleep(0.02), write(*given, **more))[1]
 predict_files.classify_files(Engine(sys.argv[1], 0.5, batch=3), find_listed(sys.argv[2]), Path(sys.argv[3]))

@@ -113,6 +113,8 @@ def test_slow_images_do_not_hold_up_others_and_are_bounded(served_model, photos,
             os.kill(child.process.pid, signal.SIGCONT)
         assert [response.status_code for response in responses] == [200] * 4
         wait_until(lambda: not server.service._slow_pixels)
+        many = server.infer(hostile.infer([large] * 8))  # in one request, when it is alone
+        assert (many.status_code, "error" in {output["name"] for output in many.json()["outputs"]}) == (200, False)
 
 
 def test_memory_for_fewer_than_four_requests_is_refused(served_model):
