@@ -9,24 +9,13 @@ out as ``train/<class>/`` and ``val/<class>/``.
 from __future__ import annotations
 
 import hashlib
-import json
 import unicodedata
-from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
-from typing import Any
-
-from progresvit.io.files import replace_file
+from collections.abc import Sequence
 
 TRAIN, VAL = "train", "val"
 """The splits that are drawn from a dataset without splits."""
 
 ONE_IN = 5
-
-TRAINING_LIST_FILE = "learned_from.json"
-"""File in a model folder with the hashes of the names of its training images, if the split was drawn."""
-
-SPLITS_FILE = "trained_on.json"
-"""File in a model folder with hashes of the names of its training and its validation images."""
 
 
 def hold_out(names: Sequence[str], *, class_id: str, one_in: int = ONE_IN) -> set[str]:
@@ -37,7 +26,7 @@ def hold_out(names: Sequence[str], *, class_id: str, one_in: int = ONE_IN) -> se
             "so add images or remove the folder (evaluate with split='.' holds none out)."
         )
     count = max(1, round(len(names) / one_in))
-    return set(sorted(names, key=_hash_name)[:count])
+    return set(sorted(names, key=hash_name)[:count])
 
 
 def halves_by_name(names: Sequence[str]) -> tuple[list[int], list[int]]:
@@ -45,60 +34,12 @@ def halves_by_name(names: Sequence[str]) -> tuple[list[int], list[int]]:
 
     The half of an image depends on the names only, not on their order. The second half of an odd number has one more.
     """
-    ranked = sorted(range(len(names)), key=lambda index: _hash_name(names[index]))
+    ranked = sorted(range(len(names)), key=lambda index: hash_name(names[index]))
     middle = len(ranked) // 2
     return sorted(ranked[:middle]), sorted(ranked[middle:])
 
 
-def save_training_list(folder: Path, names: Iterable[str]) -> None:
-    """Write the list of training images to a model folder."""
-    replace_file(folder / TRAINING_LIST_FILE, json.dumps(sorted(_hash_name(name) for name in names)) + "\n")
-
-
-def save_splits(
-    folder: Path, *, training: Iterable[str], validation: Iterable[str], evaluations: int | None = None
-) -> None:
-    """Write to a model folder which images it was trained and validated on.
-
-    ``evaluations`` is the number of evaluations among which the validation images chose the model; None for no choice.
-    """
-    about: dict[str, Any] = {"training_sha256": _hash_names(training), "validation_sha256": _hash_names(validation)}
-    if evaluations is not None:
-        about["evaluations"] = evaluations
-    replace_file(folder / SPLITS_FILE, json.dumps(about) + "\n")
-
-
-def count_training_images(folder: Path | None, names: Collection[str]) -> int | None:
-    """Number of these images that the model was trained on; None if its folder does not tell.
-
-    Of a training split that was not drawn, only the whole split is known again.
-    """
-    if folder is None:
-        return None
-    if (path := folder / TRAINING_LIST_FILE).is_file():
-        hashes = set(json.loads(path.read_text(encoding="utf-8")))
-        return sum(_hash_name(name) in hashes for name in names)
-    splits = _read_splits(folder)
-    return len(names) if splits.get("training_sha256") == _hash_names(names) else None
-
-
-def count_evaluations(folder: Path | None, names: Iterable[str]) -> int | None:
-    """Number of evaluations on these images among which the model was chosen; None if it was not chosen on them."""
-    splits = _read_splits(folder)
-    chosen = "evaluations" in splits and splits["validation_sha256"] == _hash_names(names)
-    return splits["evaluations"] if chosen else None
-
-
-def _read_splits(folder: Path | None) -> dict[str, Any]:
-    path = None if folder is None else folder / SPLITS_FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path is not None and path.is_file() else {}
-
-
-def _hash_names(names: Iterable[str]) -> str:
-    """The same for any order."""
-    return hashlib.sha256("".join(sorted(map(_hash_name, names))).encode()).hexdigest()
-
-
-def _hash_name(name: str) -> str:
+def hash_name(name: str) -> str:
+    """The same for a name on any system."""
     normalised = unicodedata.normalize("NFC", name)  # macOS stores é as e and a combining accent
     return hashlib.sha256(normalised.encode()).hexdigest()

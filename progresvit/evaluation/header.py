@@ -13,8 +13,8 @@ from progresvit.config import ModelConfig
 from progresvit.io.parse import former_name
 from progresvit.model.registry import DEFAULT_KIND
 
-TRAINING_SPLITS = ("train", "training", "trainval")
-"""Names of splits for training."""
+TRAINING_WORDS = {"train", "training", "trainval", "trainset"}
+"""Words in the names of splits for training, such as ``train2017``, ``train+validation`` and ``train/cats``."""
 
 FROM_THE_FOLDER = ("training_images", "evaluations")
 """Fields of a header that the folder of the model tells; they are left out of files if they are None."""
@@ -95,8 +95,8 @@ class Header:
 
     def check_not_trained_on(self) -> None:
         """Refuse images that the model was trained on: a split with such a name, or names on the model's list."""
-        split = Path(self.data).stem if self.split in (None, ".") else re.split(r"[/\[]", self.split)[0]
-        if split.lower() in TRAINING_SPLITS:
+        split = Path(self.data).name if self.split in (None, ".") else self.split
+        if TRAINING_WORDS & set(re.findall("[a-z]+", split.lower())):
             raise ValueError(
                 f"these are records of the training split ({split}), on which a model makes fewer errors than on other "
                 "images, so they cannot certify it; evaluate on images that it was not trained on. If it was not "

@@ -18,7 +18,7 @@ from progresvit.data.augment.corruption import Corruption
 from progresvit.data.crop import describe_preprocessing, description_hash
 from progresvit.data.dataset import TIMM_NAMES, ImageDataset, find_images, find_unlabelled
 from progresvit.data.gpu_decode import plan_for
-from progresvit.data.split import count_evaluations, count_training_images
+from progresvit.data.trained_on import count_evaluations, count_training_images
 from progresvit.distributed import Processes
 from progresvit.evaluation.classes import class_numbers
 from progresvit.evaluation.header import Header

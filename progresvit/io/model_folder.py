@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,12 @@ BUDGETS_FILE = "budgets.json"
 """Optional file in a model folder with the GMACs of thresholds."""
 CARD_FILE = "README.md"
 """Optional file in a model folder: the model card."""
-MODEL_FILES = (CONFIG_FILE, WEIGHTS_FILE, f"{SETTINGS}/*.json", BUDGETS_FILE, CARD_FILE)
+TRAINING_LIST_FILE = "learned_from.json"
+"""The hashes of the names of the training images, if the split was drawn."""
+SPLITS_FILE = "trained_on.json"
+"""Hashes of the names of the training and of the validation images, each as a whole."""
+TRAINING_LISTS = (TRAINING_LIST_FILE, SPLITS_FILE)
+MODEL_FILES = (CONFIG_FILE, WEIGHTS_FILE, f"{SETTINGS}/*.json", BUDGETS_FILE, CARD_FILE, *TRAINING_LISTS)
 """Patterns of the files that a hub repository shares."""
 DEFAULT_MODEL = "imagenet-tiny"
 """The bundled model that is used unless another is asked for."""
@@ -51,6 +57,14 @@ def is_bundled(source: Source) -> bool:
 def is_local(source: Source) -> bool:
     """Whether ``source`` is a folder on this machine or a bundled model."""
     return is_bundled(source) or Path(os.path.expanduser(source)).is_dir()
+
+
+def copy_training_lists(model: object, folder: Path) -> None:
+    """Copy what the folder of a loaded model says about its training images, which it keeps whatever becomes of it."""
+    origin = getattr(model, "loaded_from", None)
+    for name in TRAINING_LISTS:
+        if origin is not None and (origin / name).is_file():
+            shutil.copyfile(origin / name, folder / name)
 
 
 def find_folder(

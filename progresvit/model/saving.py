@@ -21,8 +21,10 @@ from progresvit.io.model_folder import (
     CONFIG_FILE,
     MODEL_FILES,
     SETTINGS,
+    TRAINING_LISTS,
     WEIGHTS_FILE,
     Source,
+    copy_training_lists,
     find_folder,
     find_pickles,
     refuse_pickle,
@@ -74,8 +76,9 @@ def save(
         files = {WEIGHTS_FILE: weights, **(extra or {})}
         for name, tensors in files.items():
             write_safetensors(tensors, staged / name)
+        copy_training_lists(model, staged)
         if target.is_dir():
-            _keep_other_files(target, staged, written={CONFIG_FILE, *files})
+            _keep_other_files(target, staged, written={CONFIG_FILE, *TRAINING_LISTS, *files})
     return target
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from progresvit.data.dataset import describe_others
 from progresvit.data.sampler import Draw, seed_all
-from progresvit.data.split import save_splits, save_training_list
+from progresvit.data.trained_on import save_splits, save_training_list
 from progresvit.distributed import Processes
 from progresvit.io.lock import FolderLock
 from progresvit.io.parse import printable
@@ -30,7 +30,7 @@ from progresvit.training.run_folder import check_folder, claim_folder, remove_le
 from progresvit.training.state import TrainState, checkpoints, load_state, prune, save_model, save_state
 from progresvit.training.step import TrainingStep, check_run_options
 from progresvit.training.tasks.registry import make_task
-from progresvit.training.tasks.task import Task, TaskData
+from progresvit.training.tasks.task import Splits, Task, TaskData
 
 
 class Interrupted(Exception):  # noqa: N818  (not an error)
@@ -119,19 +119,10 @@ def _train_in(
     complete = False
     try:
         with stop_signals() as stop:
-            Loop(recipe, out, processes, step, loaded, state, logger, stop).run()
+            Loop(recipe, out, processes, step, loaded, state, logger, stop, splits).run()
         complete = True
     finally:
         logger.close(failed=not complete)
-    if processes.first:
-        evaluations = max(len(state.history), math.ceil(recipe.epochs / recipe.run.evaluate_every))
-        training, validation = ([entry.name for entry in split.entries] for split in splits)
-        for folder in (folder for folder in (out / "model", out / "best") if folder.is_dir()):
-            is_chosen = folder.name == "best" or recipe.run.patience is not None
-            count = evaluations if is_chosen else None
-            save_splits(folder, training=training, validation=validation, evaluations=count)
-            if splits.train.drawn_from is not None:
-                save_training_list(folder, training)
 
 
 def resume_state(folder: Path, step: TrainingStep) -> TrainState:
@@ -172,6 +163,8 @@ class Loop:
     logger: RunLogger
     stop: list[int]
     """Signals received so far, filled by :func:`stop_signals`."""
+    splits: Splits
+    """The images, which certificates of the model need to know."""
 
     def __post_init__(self) -> None:
         self.sampler = self.data.train.sampler
@@ -260,7 +253,16 @@ class Loop:
             self.state.best, self.state.best_step = metrics.primary, self.state.step
             if self.processes.first:
                 save_model(model, task, self.out / "best")
+                self._save_splits(self.out / "best")
         self._list_unreadable()
+
+    def _save_splits(self, folder: Path) -> None:
+        training, validation = ([entry.name for entry in split.entries] for split in self.splits)
+        evaluations = max(len(self.state.history), math.ceil(self.recipe.epochs / self.recipe.run.evaluate_every))
+        is_chosen = folder.name == "best" or self.recipe.run.patience is not None
+        save_splits(folder, training=training, validation=validation, evaluations=evaluations if is_chosen else None)
+        if self.splits.train.drawn_from is not None:
+            save_training_list(folder, training)
 
     def _stops_early(self) -> bool:
         """Whether the last ``run.patience`` evaluations were not better. Checkpoints contain all evaluations."""
@@ -298,6 +300,9 @@ class Loop:
         if self.processes.first:
             model, task = self.step.average()
             save_model(model, task, self.out / "model")
+            for kept in (self.out / "model", self.out / "best"):
+                if kept.is_dir():
+                    self._save_splits(kept)
             self.logger.end_bar()
             summary = f" ({task.summarize(self.state.history[-1])})" if self.state.history else ""
             self.logger.say(f"the model is in {self.out / 'model'}{summary}")

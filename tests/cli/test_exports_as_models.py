@@ -13,7 +13,7 @@ from PIL import Image
 
 import progresvit
 from progresvit.data.dataset import find_images
-from progresvit.data.split import save_splits, save_training_list
+from progresvit.data.trained_on import save_splits, save_training_list
 from progresvit.engine import Engine, measurement
 from progresvit.engine.export.export import export
 from progresvit.engine.export.int8 import Int8Check

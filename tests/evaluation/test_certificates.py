@@ -11,7 +11,7 @@ from PIL import Image
 
 import progresvit
 from progresvit.data.augment.corruption import Corruption
-from progresvit.data.split import save_training_list
+from progresvit.data.trained_on import count_evaluations, count_training_images, save_splits, save_training_list
 from progresvit.distributed import Processes
 from progresvit.evaluation import (
     DataSource,
@@ -24,6 +24,7 @@ from progresvit.evaluation import (
     read_records,
     write_records,
 )
+from progresvit.io.model_folder import MODEL_FILES, TRAINING_LISTS
 from progresvit.routing import certified_threshold, load_setting
 from tests.commands import refused, works
 from tests.evaluation.made import ONE, copy_digits, make_records
@@ -47,12 +48,15 @@ def run(model, data, out, how=evaluate, **source):
     return how(model, DataSource(data=str(data), **source), out, name="m", processes=ONE, options=options)
 
 
-@pytest.mark.parametrize(("folder", "split"), [("", "train"), ("train", "."), ("", "Training"), ("", "train/day")])
+@pytest.mark.parametrize(
+    ("folder", "split"),
+    [("", "train"), ("train", "."), ("", "Training"), ("", "train/day"), ("", "train2017"), ("my_train_images", ".")],
+)
 def test_records_of_a_training_split_certify_nothing(model, digits, tmp_path, folder, split):
     shutil.copytree(digits / "train", tmp_path / "data" / (folder or split))
     records = run(model, tmp_path / "data" / folder, tmp_path / "r.parquet", split=split)
     assert records.header.split == split
-    with pytest.raises(ValueError, match=r"(?i)training split \(train.*fewer errors.*rename train.* and evaluate"):
+    with pytest.raises(ValueError, match=r"(?i)training split \(.*train.*fewer errors.*rename .*train.* and evaluate"):
         calibrate_guarantee(records, **FEW)
     assert calibrate_near_lossless(records).rule == "near-lossless"  # an observation may be made
     for words in (("--max-drop", 0.3), ("--near-lossless", "--ood-share", 0.2)):
@@ -76,6 +80,37 @@ def test_images_on_the_list_of_the_model_certify_nothing_whatever_their_split_is
     assert read_records(tmp_path / "r.parquet").header.training_images == 3
     with pytest.raises(ValueError, match="trained on 3 of these 24 images, by name"):
         calibrate_guarantee(records, **FEW)
+
+
+def test_copies_of_a_model_keep_what_it_was_trained_on(model, digits, tmp_path):
+    folder = progresvit.save(model, tmp_path / "model")
+    save_training_list(folder, ["a", "b"])
+    save_splits(folder, training=["a", "b"], validation=["c"], evaluations=3)
+    copy = progresvit.save(progresvit.load(folder), tmp_path / "copy")
+    for name in TRAINING_LISTS:
+        assert (copy / name).read_bytes() == (folder / name).read_bytes()
+    assert (count_training_images(copy, ["a", "x"]), count_evaluations(copy, ["c"])) == (1, 3)
+    again = progresvit.save(progresvit.load(copy), copy)
+    assert count_evaluations(again, ["c"]) == 3
+    progresvit.save(model, copy)  # another model, of which nothing is known
+    assert (count_training_images(copy, ["a"]), count_evaluations(copy, ["c"])) == (None, None)
+    assert set(TRAINING_LISTS) <= set(MODEL_FILES)  # what is uploaded to the hub and downloaded from it
+
+
+@pytest.mark.parametrize("name", TRAINING_LISTS)
+@pytest.mark.parametrize("content", ["", "{", "3", '{"evaluations": 0}'])
+def test_damaged_lists_of_training_images_are_named(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=name):
+        count_training_images(tmp_path, ["a"])
+
+
+def test_the_best_model_of_a_stopped_run_knows_its_training(digits, tmp_path, monkeypatch):
+    monkeypatch.setattr("progresvit.training.loop.Loop._finish", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe(schedule={"epochs": 2, "cooldown": 0}), digits, tmp_path / "run")
+    records = run(progresvit.load(tmp_path / "run" / "best"), digits, tmp_path / "val.parquet")
+    assert records.header.evaluations == 2
 
 
 def test_a_model_that_a_training_chose_on_these_images_is_tested_at_a_smaller_delta(digits, tmp_path):

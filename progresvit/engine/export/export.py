@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from progresvit.data.crop import preprocessing_hash
-from progresvit.data.split import SPLITS_FILE, TRAINING_LIST_FILE
 from progresvit.data.transforms import normalise
 from progresvit.engine.backends import check_task
 from progresvit.engine.export.int8 import Int8Check, quantise_export
@@ -40,7 +38,7 @@ from progresvit.engine.fold import FoldedRound, fold
 from progresvit.engine.onnx_backend import choose_backend
 from progresvit.io.extras import not_installed
 from progresvit.io.files import replacing_folder
-from progresvit.io.model_folder import BUDGETS_FILE, SETTINGS
+from progresvit.io.model_folder import BUDGETS_FILE, SETTINGS, TRAINING_LISTS, copy_training_lists
 from progresvit.io.parse import did_you_mean
 from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
@@ -109,9 +107,7 @@ def export(
         for name, content in settings.items():
             (staged / name).parent.mkdir(exist_ok=True)
             (staged / name).write_bytes(content)
-        for name in (TRAINING_LIST_FILE, SPLITS_FILE):  # what certificates of the export need to know
-            if (loaded := getattr(model, "loaded_from", None)) is not None and (loaded / name).is_file():
-                shutil.copyfile(loaded / name, staged / name)
+        copy_training_lists(model, staged)  # certificates of the export need them
         plain = Path(scratch) if format == "openvino" or int8 is not None else staged
         for s, round_ in enumerate(rounds):
             assert isinstance(round_, FoldedRound)
@@ -288,7 +284,7 @@ def _check_target(target: Path, settings: Mapping[str, bytes]) -> None:
     foreign = sorted(
         path.name
         for path in target.iterdir()
-        if path.name not in (MANIFEST_FILE, SETTINGS, BUDGETS_FILE, TRAINING_LIST_FILE, SPLITS_FILE)
+        if path.name not in (MANIFEST_FILE, SETTINGS, BUDGETS_FILE, *TRAINING_LISTS)
         and not (path.name.startswith("round") and path.suffix in ours)
     )
     if foreign or (any(target.iterdir()) and not (target / MANIFEST_FILE).is_file()):
