@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import math
 import re
 import socket
 import subprocess
@@ -91,6 +92,12 @@ def large() -> list[Request]:
     return [upload(hostile.webp(5_000, 5_000)), upload(hostile.webp(2_000, 2_000)), upload(hostile.webp(9_400, 9_400))]
 
 
+def many() -> list[Request]:
+    """Requests of many images that take long for their size."""
+    scans = hostile.jpeg(1_900, 2_000, frame=hostile.PROGRESSIVE, scans=99)
+    return [infer(json.dumps(hostile.infer([image] * 64)).encode()) for image in (scans, hostile.webp(5_000, 5_000))]
+
+
 def parsing() -> list[Request]:
     """JSON that takes long to parse, compressed to a few kilobytes, and headers that do."""
     bodies = (hostile.many_values(3_500_000), hostile.nested(7_000_000), b"[" * 15_000_000, b'{"":' * 3_900_000)
@@ -116,6 +123,7 @@ ATTACKS: dict[str, tuple[str, Callable[[], list[Request]] | None]] = {
     "scans": ("2", scans),
     "waiting": ("3", waiting),
     "large": ("4", large),
+    "many": ("2 to 4", many),
     "parsing": ("5", parsing),
     "formats": ("6", formats),
     "slow": ("7", None),
@@ -237,7 +245,8 @@ def attack(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "attack": name, "point": ATTACKS[name][0], "requests": sum(counts.values()), "answers": dict(counts),
         "neighbour_answers": len(neighbour.seconds["image"]), "neighbour_others": dict(neighbour.others),
-        "image_s": max(neighbour.seconds["image"]), "health_s": max(neighbour.seconds["health"]),
+        "image_s": max(neighbour.seconds["image"], default=math.inf),
+        "health_s": max(neighbour.seconds["health"], default=math.inf),
         "before_mb": before / 1e6, "most_mb": most / 1e6, "sigterm_s": ended,
     }  # fmt: skip
 
@@ -260,14 +269,15 @@ def main(words: list[str] | None = None) -> None:
     if not 0 < options.seconds <= 600:
         parser.error(f"--seconds must be above 0 and at most 600, got {options.seconds:g}.")
     rows, failures = [], []
-    print(f"{'attack':10} {'requests':>8} {'image s':>8} {'health s':>8} {'others':>7} {'most MB':>8}  answers")
+    heads = ("requests", "image s", "health s", "others", "most MB", "SIGTERM s")
+    print(f"{'attack':10}", *(f"{head:>9}" for head in heads), " answers")
     for name in options.attacks or ATTACKS:
         row = attack(name, options)
         rows.append(row)
         others = sum(row["neighbour_others"].values())
         print(
-            f"{name:10} {row['requests']:8} {row['image_s']:8.2f} {row['health_s']:8.2f} {others:7} "
-            f"{row['most_mb']:8.0f}  {row['answers']} {row['neighbour_others'] or ''}",
+            f"{name:10} {row['requests']:9} {row['image_s']:9.2f} {row['health_s']:9.2f} {others:9} "
+            f"{row['most_mb']:9.0f} {row['sigterm_s']:9.2f}  {row['answers']} {row['neighbour_others'] or ''}",
             flush=True,
         )
         if max(row["image_s"], row["health_s"]) > MOST_SECONDS or others:

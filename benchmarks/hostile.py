@@ -9,7 +9,7 @@ import struct
 
 from PIL import Image
 
-SEQUENTIAL, PROGRESSIVE, LOSSLESS = 0xC0, 0xC2, 0xC3
+SEQUENTIAL, PROGRESSIVE = 0xC0, 0xC2
 
 
 def _segment(marker: int, body: bytes) -> bytes:
@@ -29,14 +29,14 @@ def jpeg(
 
     Args:
         width, height: In pixels.
-        frame: The kind of the frame: SEQUENTIAL, PROGRESSIVE or LOSSLESS.
+        frame: The kind of the frame: SEQUENTIAL or PROGRESSIVE.
         components: Components of the image.
         first: Components of the first scan; by default all of them.
         scans: Number of scans.
     """
     table = bytes(range(1, 2)) + bytes(15)  # one code, of one bit
     parts = b"".join(bytes((number + 1, 0x11, 0)) for number in range(components))
-    last = {SEQUENTIAL: 63, PROGRESSIVE: 0, LOSSLESS: 0}[frame]
+    last = {SEQUENTIAL: 63, PROGRESSIVE: 0}[frame]
     further = _scan(1, 1, 63) if frame == PROGRESSIVE else _scan(1, 0, 63)
     return b"".join(
         (
@@ -45,7 +45,7 @@ def jpeg(
             _segment(frame, struct.pack(">BHHB", 8, height, width, components) + parts),
             _segment(0xC4, b"\0" + table + b"\0"),
             _segment(0xC4, b"\x10" + table + b"\0"),
-            _scan(first or components, 1 if frame == LOSSLESS else 0, last),
+            _scan(first or components, 0, last),
             further * (scans - 1),
             b"\xff\xd9",
         )

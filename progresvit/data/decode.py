@@ -78,10 +78,14 @@ def decode(image: bytes | Image.Image, *, reduce: bool = False) -> Image.Image:
             image = open_header(image, reducible=reduce)
             if reduce:
                 shrink_on_load(image, image.size)  # only as far as the limit asks
-        return upright_rgb(image)
+            return upright_rgb(image)
+        rgb = upright_rgb(image)
+        return rgb.copy() if rgb is image else rgb  # the caller may change it
 
 
-def open_header(content: bytes, max_pixels: int | None = None, *, reducible: bool = False) -> Image.Image:
+def open_header(
+    content: bytes, max_pixels: int | None = None, *, reducible: bool = False, most_reads: int = MOST_READS
+) -> Image.Image:
     """An image whose header is read and whose pixels are not decoded yet; one that is too large is refused.
 
     The plug-in for HEIC is registered when the first such file is opened. Use it inside of :func:`image_errors`.
@@ -90,8 +94,9 @@ def open_header(content: bytes, max_pixels: int | None = None, *, reducible: boo
         content: Content of the file.
         max_pixels: Largest number of pixels that may be decoded; None: Pillow's limit, ``Image.MAX_IMAGE_PIXELS``.
         reducible: :func:`shrink_on_load` is called with the same limit, so a JPEG counts at its smallest scale.
+        most_reads: The most reads of the header.
     """
-    image = identify(content)
+    image = identify(content, most_reads)
     limit = max_pixels or Image.MAX_IMAGE_PIXELS or math.inf
     if image.width * image.height > limit:
         size = f"{image.width:,} x {image.height:,} pixels, the limit is {limit:,}"
@@ -104,7 +109,7 @@ def open_header(content: bytes, max_pixels: int | None = None, *, reducible: boo
     return image
 
 
-def identify(content: bytes) -> Image.Image:
+def identify(content: bytes, most_reads: int = MOST_READS) -> Image.Image:
     """Open an image of one of :data:`FORMATS`.
 
     ``Image.open`` does the same, and warns of large images. The filters of warnings are global to the process, and so
@@ -112,6 +117,7 @@ def identify(content: bytes) -> Image.Image:
     """
     for factory in _factories(content):
         file = _Header(content)
+        file.most_reads = most_reads
         try:
             image = factory(file, "")
         except (SyntaxError, IndexError, TypeError, struct.error):  # of another format after all

@@ -42,8 +42,8 @@ BYTES_PER_PIXEL = 32
 """Memory to decode an image: its pixels in several modes at a time."""
 SPARE_BYTES = 64 * 2**20
 """Memory of a process besides the file and its pixels."""
-SLOW_SHARE = 4
-"""There is one process for slow images for this number of processes, and at least one."""
+SLOW_SHARE, MOST_SLOW = 4, 4
+"""There is one process for slow images for this number of processes; at least one, and at most this number."""
 NICE = 10
 """Slow images give way to other images and to the model."""
 DECAY = 0.98
@@ -70,7 +70,9 @@ class IsolatedDecoder:
         quick = ProcessLimits(QUICK_SECONDS, spare + BYTES_PER_PIXEL * QUICK_PIXELS)
         slow = ProcessLimits(SLOW_SECONDS, spare + BYTES_PER_PIXEL * self.most_pixels, NICE)
         self._quick = _Lane(workers, quick, self._room, Prepared(Form.LATER))
-        self._slow = _Lane(-(-workers // SLOW_SHARE), slow, self._room, Prepared(Form.ERROR, error=TOO_SLOW))
+        self._slow = _Lane(
+            min(MOST_SLOW, -(-workers // SLOW_SHARE)), slow, self._room, Prepared(Form.ERROR, error=TOO_SLOW)
+        )
         self._quick.start()
 
     @property
@@ -164,9 +166,15 @@ class _Lane:
 
     def _prepare(self, holder: list[bytes], plan: Plan) -> Prepared:
         started, child = time.monotonic(), self._idle.get()
+        task = (plan, 0, self.room, self.room, [holder[0]])
         try:
             child = self._started(child)
-            prepared = self._use(child, holder[0], plan)
+            try:
+                child.connection.send(task)
+            except OSError:  # it ended while it was idle
+                child = self._started(child)
+                child.connection.send(task)
+            prepared = self._receive(child)
             if child not in self._children:  # it has ended
                 child = None
         finally:
@@ -176,7 +184,7 @@ class _Lane:
 
     def _started(self, child: _Child | None) -> _Child:
         """This process, or a new one."""
-        if child is not None and child.process.poll() is None:
+        if child is not None and child.process.poll() is None and not child.connection.closed:
             return child
         with self._lock:
             if self._is_closed:
@@ -188,9 +196,9 @@ class _Lane:
             self._children.add(child)
             return child
 
-    def _use(self, child: _Child, content: bytes, plan: Plan) -> Prepared:
+    def _receive(self, child: _Child) -> Prepared:
+        """The result of the task that the process has. A process that ends over it is not used any more."""
         try:
-            child.connection.send((plan, 0, self.room, self.room, [content]))
             is_late = not child.connection.poll(LONGEST)
             if not is_late:
                 (prepared,) = as_prepared(child.connection.recv(), child.memory)

@@ -45,6 +45,8 @@ GPU_SIDES = (16, 16384)
 """Shortest and longest side of the JPEGs that the GPU decodes."""
 SHORT_HEADER = 64 * 1024
 """Bytes in which the header of a JPEG ends, unless it has a preview or a large colour profile."""
+FEW_READS, SHORT_EXIF = 1000, 8192
+"""Reads of a header, and bytes of its EXIF data, that take less than a few milliseconds."""
 BLOCK = 8
 """Reading 64 pixels of a JPEG that is decoded at a smaller scale takes about as long as decoding 8."""
 
@@ -162,12 +164,13 @@ def prepare(request: Request | Image.Image | Prepared, plan: Plan, room: int | N
 
 def prepare_for_gpu(content: bytes, plan: Plan, room: int | None = None) -> Prepared | None:
     """Prepare a JPEG that the device decodes, from its first bytes; None for other images, and for longer headers."""
-    if not plan.jpeg:
+    if not (plan.jpeg and content.startswith(b"\xff\xd8\xff")):
         return None
     with suppress(Exception):  # reported when the whole file is prepared
         head = content[:SHORT_HEADER]
-        image = open_header(head, plan.max_pixels)
-        if image.format == "JPEG" and "mp" not in image.info and is_decoded_by_rows(image, head):
+        image = open_header(head, plan.max_pixels, most_reads=FEW_READS)
+        is_simple = "mp" not in image.info and len(image.info.get("exif", b"")) <= SHORT_EXIF
+        if image.format == "JPEG" and is_simple and is_decoded_by_rows(image, head):
             return _as_jpeg(image, content, plan, room)
     return None
 

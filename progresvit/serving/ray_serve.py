@@ -75,6 +75,8 @@ class Options(Section):
     """Seconds that an image may wait for a fuller batch, in each round."""
     deadline: float = Field(10.0, gt=0)
     """Seconds until a request is given up."""
+    max_pixels: int = Field(MOST_PIXELS, ge=1)
+    """The most pixels of a file that are decoded; larger JPEGs are decoded at a smaller scale."""
     replicas: tuple[int, ...] = (1,)
     """Replicas of each round, such as ``2,4``, or one number for all rounds."""
     max_replicas: tuple[int, ...] | None = None
@@ -214,7 +216,7 @@ class FirstRoundReplica(RoundReplica):
         self.name = Path(options.model).expanduser().resolve().name
         self.limits = Limits(deadline=options.deadline)
         self.metrics = ServerMetrics(len(self.engine.gmacs))  # Ray has an address of its own for them
-        self._opener, self._pending = ImageOpener(self.engine.config, max_pixels=MOST_PIXELS), 0
+        self._opener, self._pending = ImageOpener(self.engine.config, max_pixels=options.max_pixels), 0
         workers = max(1, math.ceil(options.cpus))
         self._decoder = IsolatedDecoder(self._opener.plan, workers=workers, most_bytes=self.limits.body)
         self._images = serve.metrics.Counter("progresvit_images", "Answered images.", tag_keys=("exit_round",))

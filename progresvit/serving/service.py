@@ -11,10 +11,10 @@ import hashlib
 import logging
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -37,7 +37,7 @@ KINDS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM", b"I
 READ_AHEAD = 1024
 """Requests are read up to twice the limit of the queue plus this number, within ``Limits.memory``."""
 SLOW_IMAGES = 4
-"""Slow images wait until they have this many times the pixels of the largest image; a request alone may have more."""
+"""Slow images wait until they have this many times the pixels of the largest image. A request has one at a time."""
 MOST_AUDITS = 16
 """The most images that wait for their audit; no image is sampled while the queue is full."""
 AUDIT_RETRY = 0.05
@@ -65,7 +65,7 @@ class Limits:
     queue: float = 0.25
     """Seconds of work that may wait."""
     pending: int = 512
-    """The most images that wait or run. A request may have more if no other image waits."""
+    """The most images that wait or run. The images of a request but the first have at most half of it."""
     wait: float = 0.005
     """Seconds that an image may wait for a fuller batch if the server has other images."""
     deadline: float = 10.0
@@ -112,6 +112,7 @@ class Service:
         self.is_draining = False
         self._pending = self._slow = self._slow_pixels = self._requests = self.held = 0
         self.decoder = IsolatedDecoder(engine.opener.plan, workers=engine.workers, most_bytes=self.limits.body)
+        self._turns: deque[asyncio.Future[None]] = deque()
         self._audits: set[asyncio.Future[None]] = set()
 
     @property
@@ -130,7 +131,7 @@ class Service:
         """
         if self.is_draining:
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down.", {"Connection": "close"})
-        self._check_capacity(1)
+        self._check_capacity()
         if self._requests >= 2 * self.queue_limit + READ_AHEAD:
             raise self._full()
         self._requests += 1
@@ -148,10 +149,14 @@ class Service:
             self._requests -= 1
             self.held -= request
 
-    def _check_capacity(self, images: int) -> None:
-        """Refuse images that would wait too long."""
-        waiting = self._pending - self._slow  # slow images do not hold up others
-        if waiting > 0 and waiting + images > self.queue_limit:
+    @property
+    def _waiting(self) -> int:
+        """Images that hold up others. Slow ones do not."""
+        return self._pending - self._slow
+
+    def _check_capacity(self) -> None:
+        """Refuse a request whose first image would wait too long."""
+        if self._waiting and self._waiting + 1 > self.queue_limit:
             raise self._full()
 
     def _full(self) -> HTTPException:
@@ -166,15 +171,42 @@ class Service:
             raise HTTPException(
                 HTTPStatus.BAD_REQUEST, "this server routes by a learned router; it takes no threshold."
             )
-        self._check_capacity(len(contents))
+        self._check_capacity()
         limit = min(self.limits.deadline, timeout or math.inf)
-        self._pending += len(contents)
         self.metrics.queue_limit.set(self.queue_limit)
+        slow = asyncio.Lock()
+        work = [self._classify_one(content, threshold, slow, is_first=not n) for n, content in enumerate(contents)]
+        return await gather_within(work, limit)
+
+    @asynccontextmanager
+    async def _turn(self, *, is_first: bool) -> AsyncIterator[None]:
+        """The turn of an image, in which it counts as pending.
+
+        The first image of a request has it at once. The others wait while half of the queue is taken, so that a request
+        of many images leaves room for other clients.
+        """
+        while not is_first and self._waiting >= max(1, self.queue_limit // 2):
+            turn = asyncio.get_running_loop().create_future()
+            self._turns.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._give_turn()  # to the next one
+                raise
+        self._pending += 1
         try:
-            own = Counter[str]()
-            return await gather_within([self._classify_one(content, threshold, own) for content in contents], limit)
+            yield
         finally:
-            self._pending -= len(contents)
+            self._pending -= 1
+            self._give_turn()
+
+    def _give_turn(self) -> None:
+        while self._turns:
+            turn = self._turns.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
 
     async def drain(self) -> None:
         """Refuse new requests and wait for the accepted ones, at most ``limits.drain`` seconds."""
@@ -187,11 +219,13 @@ class Service:
         """End the processes that decode."""
         self.decoder.close()
 
-    async def prepare(self, content: bytes, plan: Plan | None = None, *, own: Counter[str] | None = None) -> Prepared:
-        """Prepare an image file, for the engine or with another plan, in a process with limits.
+    async def prepare(self, content: bytes, plan: Plan) -> Prepared:
+        """Prepare a single image file with a plan of its own, in a process with limits."""
+        async with self._turn(is_first=True):
+            return await self._prepare(content, asyncio.Lock(), plan)
 
-        ``own`` counts the pixels of the request's slow images. It may have more than others if it is alone.
-        """
+    async def _prepare(self, content: bytes, slow: asyncio.Lock, plan: Plan | None = None) -> Prepared:
+        """Prepare an image file in a process with limits. The slow images of a request share the lock."""
         if not is_image(content):
             return Prepared(Form.ERROR, error=UNSUPPORTED)
         prepared = await self._until_given_up(self.decoder.submit(content, plan), content)
@@ -199,22 +233,20 @@ class Service:
             return prepared
         most = self.decoder.most_pixels
         pixels = min(math.prod(prepared.size) or most, most)
-        own = own if own is not None else Counter()
-        others = self._slow_pixels - own["pixels"]
-        if others and self._slow_pixels + pixels > SLOW_IMAGES * most:
-            raise self._full()
-        job = self.decoder.submit_slow(content, plan)
-        self._slow_pixels += pixels
-        own["pixels"] += pixels
-
-        def release() -> None:
-            self._slow_pixels -= pixels
-            own["pixels"] -= pixels
-
-        self._when_done(job, release)
         self._slow += 1
+        self._give_turn()
         try:
-            return await self._until_given_up(job, content)
+            async with slow:
+                if self._slow_pixels and self._slow_pixels + pixels > SLOW_IMAGES * most:
+                    raise self._full()
+                job = self.decoder.submit_slow(content, plan)
+                self._slow_pixels += pixels
+
+                def release() -> None:
+                    self._slow_pixels -= pixels
+
+                self._when_done(job, release)
+                return await self._until_given_up(job, content)
         finally:
             self._slow -= 1
 
@@ -242,8 +274,14 @@ class Service:
 
         job.add_done_callback(call)
 
-    async def _classify_one(self, content: bytes, threshold: float | None, own: Counter[str]) -> Prediction:
-        prepared = await self.prepare(content, own=own)
+    async def _classify_one(
+        self, content: bytes, threshold: float | None, slow: asyncio.Lock, *, is_first: bool
+    ) -> Prediction:
+        async with self._turn(is_first=is_first):
+            return await self._answer(content, threshold, slow)
+
+    async def _answer(self, content: bytes, threshold: float | None, slow: asyncio.Lock) -> Prediction:
+        prepared = await self._prepare(content, slow)
         if prepared.error is not None:
             return Prediction.failed(prepared.error)
         is_audited = False

@@ -100,9 +100,10 @@ def make_server(
                 accepted=service.accepted,
                 prepare=service.prepare,
             )
-        stack.pop_all()  # the server closes them
         app = make_app(service, token=token, page=page, hosts=hosts, reset_audit=service.reset_audit)
-        return Server(app, service, listening)
+        server = Server(app, service, listening)
+        stack.pop_all()  # the server closes them
+        return server
 
 
 def is_loopback(host: str) -> bool:

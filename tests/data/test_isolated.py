@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import signal
 import socket
 import struct
@@ -9,6 +10,7 @@ import sys
 import termios
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +20,6 @@ from benchmarks import hostile
 from progresvit.data import isolated
 from progresvit.data.crop import EvaluationCrop
 from progresvit.data.decode import ImageError, decode, open_header
-from progresvit.data.decoding_process import ProcessLimits, start_process
 from progresvit.data.entries import read_file
 from progresvit.data.isolated import IsolatedDecoder
 from progresvit.data.prepare import Form, Plan, prepare, prepare_for_gpu
@@ -197,12 +198,17 @@ def test_libraries_of_a_process_print_nothing(capfd):
 
 
 def test_limits_reach_the_process():
-    process, connection = start_process(os.memfd_create("test"), 0, ProcessLimits(1.5, 10**9, nice=10))
+    limited = IsolatedDecoder(PLAN, workers=1, most_bytes=1_000_000)
     try:
-        connection.send(0)  # no task: the process fails, after it has set its limits
-        assert process.wait() == 1
+        assert limited.submit_slow(hostile.webp(50, 50)).result().error is None
+        (child,) = limited._slow._children
+        limits = Path(f"/proc/{child.process.pid}/limits").read_text()
+        (memory,) = re.findall(r"Max data size\s+(\d+)", limits)
+        assert limited._slow.limits.memory < int(memory) < limited._slow.limits.memory + 400_000_000
+        assert re.search(r"Max core file size\s+0 ", limits)
+        assert os.getpriority(os.PRIO_PROCESS, child.process.pid) >= min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10)
     finally:
-        connection.close()
+        limited.close()
 
 
 # JPEGs for a device that decodes them
@@ -292,13 +298,13 @@ def test_opening_takes_no_lock_and_leaves_the_filters_of_warnings_alone(monkeypa
 
     content = saved(photo(300, 200))
     monkeypatch.setattr(warnings, "catch_warnings", lambda *_, **__: pytest.fail("filters are global"))
-    inside, release, opened = threading.Event(), threading.Event(), []
+    inside, release, opened, was_released = threading.Event(), threading.Event(), [], []
     original = Image.OPEN["JPEG"]
 
     def slow(*arguments):
         if threading.current_thread().name == "slow":
             inside.set()
-            release.wait(20)
+            was_released.append(release.wait(20))
         return original[0](*arguments)
 
     monkeypatch.setitem(Image.OPEN, "JPEG", (slow, original[1]))
@@ -309,3 +315,4 @@ def test_opening_takes_no_lock_and_leaves_the_filters_of_warnings_alone(monkeypa
     release.set()
     thread.join()
     assert opened[0].size == (300, 200)
+    assert was_released == [True]  # this thread did not wait for the other one

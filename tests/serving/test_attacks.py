@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 
 import pytest
@@ -124,6 +125,47 @@ def test_memory_for_fewer_than_four_requests_is_refused(served_model):
         assert server.service.memory == 800_000_000
 
 
+def test_a_request_of_many_images_leaves_room_for_others(served_model, photos):
+    with running(served_model, 1.0, limits=Limits(pending=8)) as server:
+        responses = []
+        with stopped(server):
+            many = threading.Thread(target=lambda: responses.append(server.infer(hostile.infer(photos[:32]))))
+            many.start()
+            wait_until(lambda: server.service._pending == 4)
+            with sent(server, photos[:4]) as others:
+                wait_until(lambda: server.service._pending == 8)
+                assert server.classify(photos[0]).status_code == 429
+                for child in server.service.decoder._quick._children:
+                    os.kill(child.process.pid, signal.SIGCONT)
+        many.join()
+        assert [response.status_code for response in others] == [200] * 4
+        (label,) = [output["data"] for output in responses[0].json()["outputs"] if output["name"] == "label"]
+        assert len(label) == 32
+        assert "error" not in {output["name"] for output in responses[0].json()["outputs"]}
+        assert not server.service._turns
+        assert server.service._pending == 0
+
+
+def test_a_queue_of_one_image_answers_a_request_of_many(served_model, photos):
+    with running(served_model, 1.0, limits=Limits(pending=1)) as server:
+        outputs = {output["name"] for output in server.infer(hostile.infer(photos[:3])).json()["outputs"]}
+        assert "label" in outputs
+        assert "error" not in outputs
+
+
+def test_turns_of_a_request_that_is_given_up_go_to_others(served_model, photos):
+    with running(served_model, 1.0, limits=Limits(pending=4)) as server:
+        with stopped(server), ThreadPoolExecutor(2) as pool:
+            given_up = pool.submit(server.infer, {**hostile.infer(photos[:8]), "parameters": {"timeout": 1}})
+            wait_until(lambda: server.service._pending == 2)
+            patient = pool.submit(server.infer, hostile.infer(photos[8:16]))
+            assert given_up.result().status_code == 504
+            for child in server.service.decoder._quick._children:
+                os.kill(child.process.pid, signal.SIGCONT)
+            assert patient.result().status_code == 200
+        assert server.service._pending == 0
+
+
 def test_requests_are_refused_when_too_many_bytes_are_held(served_model, photos):
     with running(served_model, 1.0, limits=Limits(body=1_000_000, memory=4_000_000)) as server:
         large = photos[0] + bytes(900_000)
@@ -211,7 +253,8 @@ def open_slowly(server, count):
 
 
 def test_slow_bodies_do_not_keep_others_out(served_model, photos, monkeypatch):
-    with running(served_model, 1.0) as server, open_slowly(server, 150):
+    monkeypatch.setattr(body, "GRACE", 60.0)
+    with running(served_model, 1.0, limits=Limits(receive=60)) as server, open_slowly(server, 150):
         wait_until(lambda: server.service._requests == 150)
         assert server.classify(photos[0]).status_code == 200
         monkeypatch.setattr(body, "GRACE", 0.05)
@@ -248,11 +291,11 @@ def test_json_that_takes_long_to_parse_is_refused(server, name):
 
 
 def test_the_loop_goes_on_while_json_is_parsed(server, photos, monkeypatch):
-    parsing, release, original = threading.Event(), threading.Event(), app.parse_infer
+    parsing, release, original, was_released = threading.Event(), threading.Event(), app.parse_infer, []
 
     def parse(*arguments, **keywords):
         parsing.set()
-        release.wait(20)
+        was_released.append(release.wait(20))
         return original(*arguments, **keywords)
 
     monkeypatch.setattr(app, "parse_infer", parse)
@@ -266,6 +309,7 @@ def test_the_loop_goes_on_while_json_is_parsed(server, photos, monkeypatch):
     finally:
         release.set()
         thread.join()
+    assert was_released == [True]  # the others did not wait for it
 
 
 def form(*parts, boundary="x", end="--\r\n", before=b""):
@@ -287,6 +331,15 @@ FILE = 'Content-Disposition: form-data; name="image"; filename="a.jpg"'
         ("boundary=x", form((FILE, b"a"), before=b"a preamble\r\n", end="--"), b"a"),
         ("boundary=x", form((FILE.lower(), b"a")), b"a"),
         ("boundary=x", form(("content-disposition:form-data;filename=é;name=image", b"a")), b"a"),
+        ("boundary=x", form(("Content-Disposition: form-data; name=image; filename*=idna''x", b"a")), "cannot be read"),
+        ("boundary=x", form(("Content-Disposition: form-data; name*=utf-8''a%00b; filename=a", b"a")), "no file"),
+        (
+            "boundary=x",
+            form(("Content-Disposition: form-data; filename=a; name*=undefined''x", b"a")),
+            "cannot be read",
+        ),
+        ("boundary*=idna''x", form((FILE, b"a")), "cannot be read"),
+        ("boundary*" + "1" * 5_000 + "=x", form((FILE, b"a")), "cannot be read"),
         ("boundary=x", form((FILE, b"a"), end="\r\n"), "cannot be read"),
         ("boundary=x", form((FILE, b"a"), (FILE, b"b")), "cannot be read"),
         ("boundary=x", form(*[("a: b", b"")] * 9, (FILE, b"a")), "cannot be read"),
@@ -323,6 +376,11 @@ def test_other_names_of_the_host_are_refused(served_model, photos):
             response = server.classify(photos[0], headers={"Host": host})
             assert response.status_code == status, host
             assert server.client.get("/v2/health/ready", headers={"Host": host}).status_code == 200
+        for origin, status in {
+            "http://localhost:8000": 200, "http://[::1]": 200, "https://evil.example": 400, "null": 400,
+        }.items():  # fmt: skip
+            assert server.classify(photos[0], headers={"Origin": origin}).status_code == status, origin
+        response = server.classify(photos[0], headers={"Host": "evil.example"})
     assert "hosts" in response.json()["error"]
 
 

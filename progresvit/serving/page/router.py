@@ -8,6 +8,7 @@ Letters: C image channels, r resolution of a round, g side of its patch grid, h 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -139,7 +140,12 @@ def page_router(
         turn = ExitStack()
         turn.callback(busy.release)  # called once, however often turn is closed
         try:
-            pixels = _opened(content, await prepare(content, plan), config)
+            async with asyncio.timeout(limits.deadline):
+                pixels = _opened(content, await prepare(content, plan), config)
+        except TimeoutError:
+            turn.close()
+            late = f"the image was not decoded within {limits.deadline:g} seconds."
+            raise HTTPException(HTTPStatus.GATEWAY_TIMEOUT, late) from None
         except BaseException:
             turn.close()
             raise
