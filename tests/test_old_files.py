@@ -66,7 +66,8 @@ def without_date(path):
 
 
 def check_answers(name, *words):
-    lines = [json.loads(line) for line in works("classify", "images", *words, "--json").splitlines()]
+    notes = works("classify", "images", *words, "--json").splitlines()  # a certificate of 0.1.0 has no checksum
+    lines = [json.loads(line) for line in notes if not line.startswith("note: ")]
     expected = EXPECTED["answers"][name]
     for key in ("probability", "entropy"):
         assert [line[key] for line in lines] == same(expected[key])

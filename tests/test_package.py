@@ -70,6 +70,15 @@ def test_the_image_is_built_with_the_constraints_on_a_named_base():
     assert re.search("^USER progresvit$", lines, re.MULTILINE)
 
 
+def test_what_the_image_copies_is_in_its_context():
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    for line in (ROOT / "docker" / "Dockerfile").read_text().splitlines():
+        if line.startswith("COPY ") and "--from" not in line:
+            for name in line.split()[1:-1]:
+                assert (ROOT / name).exists()
+                assert f"!{name}" in ignored
+
+
 def test_containers_have_a_memory_limit_and_no_privileges():
     services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
     assert services["progresvit"]["read_only"] is True

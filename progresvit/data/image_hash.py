@@ -2,7 +2,7 @@
 
 It is multilinear (Carter and Wegman 1979, "Universal classes of hash functions"): the sum of all words of 32 bits times
 fixed random odd numbers, modulo 2^64. Two images of the same size have the same hash with a probability of at most
-2^-40 over the draw of the numbers. The numbers are public, so images can be made on purpose that share a hash.
+2^-32 over the draw of the numbers. The numbers are public, so images can be made on purpose that share a hash.
 
 Letters: B images, C channels, H and W height and width, M words of an image.
 """

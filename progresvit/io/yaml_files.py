@@ -50,6 +50,8 @@ def parse_yaml(text: str) -> Any:
         return yaml.load(text, _Loader)  # a safe loader
     except yaml.YAMLError as error:
         raise ValueError(f"it is not YAML: {' '.join(str(error).split())}") from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:  # a tag with a value of another kind
+        raise ValueError(f"it has a value that its tag does not allow ({error})") from error
 
 
 def _check_size(text: str) -> None:

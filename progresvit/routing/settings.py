@@ -1,7 +1,7 @@
 """Calibrated thresholds as JSON files: a single setting, the named settings of a model, and a table of budgets.
 
 A setting says what its threshold is for, on what evidence, and for which model it holds. Its file has a checksum, by
-which edits are noticed; it is no signature, so it does not show who wrote the file. A model folder may contain
+which edits are noticed; it is not a signature, so it does not show who wrote the file. A model folder may contain
 ``settings/NAME.json`` and ``budgets.json``, which gives a threshold for any budget without records. The setting named
 near-lossless is the default. All of them are written by ``progresvit calibrate``.
 """
@@ -22,7 +22,7 @@ from pydantic import Field, field_validator, model_validator
 from progresvit.io.files import replace_file
 from progresvit.io.imports import is_import_string
 from progresvit.io.model_folder import BUDGETS_FILE, BUNDLED, SETTINGS, bundled_folder
-from progresvit.io.parse import Section, dump_json, former_name, read_json
+from progresvit.io.parse import Section, dump_json, former_name, parse_json, read_json, read_text
 from progresvit.routing.calibrate import ROUNDING, check_quantiles
 from progresvit.routing.certify import check_evidence
 from progresvit.routing.decide import OODRule, Policy, Threshold, as_thresholds
@@ -231,7 +231,15 @@ def _checksum(values: Mapping[str, Any]) -> str:
 
 def load_setting(path: str | Path) -> Setting:
     """Read a setting that ``progresvit calibrate`` wrote."""
-    return read_json(Setting, path, what="setting", remedy="make one with the command progresvit calibrate.")
+    setting = read_json(Setting, path, what="setting", remedy="make one with the command progresvit calibrate.")
+    if setting.rule == "guarantee" and CHECKSUM not in parse_json(read_text(path)):
+        warnings.warn(
+            f"{path} has no checksum: an earlier version wrote it, or it was edited. Its threshold cannot be checked; "
+            "run progresvit calibrate again.",
+            SettingWarning,
+            stacklevel=2,
+        )
+    return setting
 
 
 def setting_names(folder: Path | None) -> list[str]:

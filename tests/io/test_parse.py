@@ -155,3 +155,10 @@ def test_the_description_of_a_run_folder_is_limited(at_once, tmp_path):
     (tmp_path / "run.json").write_text(NESTED)
     with pytest.raises(ValueError, match=r"run.json is damaged .* more than 50 levels deep"):
         run_config(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["1:" * 400 + "1.0", "!!int ''", "!!float ''", "!!bool x", "!!timestamp x"])
+def test_a_tag_with_a_value_of_another_kind_is_refused(tmp_path, value):
+    (tmp_path / "recipe.yaml").write_text(f"model: {value}\n")
+    with pytest.raises(ValueError, match=r"recipe.yaml is not a recipe"):
+        load_recipe(tmp_path / "recipe.yaml")

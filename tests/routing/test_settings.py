@@ -208,6 +208,14 @@ def test_a_certificate_that_was_edited_is_refused(certified, changes):
         load_setting(edit(certified, **changes))
 
 
+def test_a_certificate_without_a_checksum_is_used_with_a_note(certified):
+    values = json.loads(certified.read_text())
+    del values["checksum"]
+    certified.write_text(json.dumps({**values, "threshold": 2.0}))
+    with pytest.warns(SettingWarning, match="has no checksum: an earlier version wrote it, or it was edited"):
+        assert load_setting(certified).threshold == 2.0
+
+
 def test_another_setting_that_was_edited_is_used_with_a_note(tmp_path, recwarn):
     records = make_records(300)
     write_records(records, tmp_path / "r.parquet")

@@ -249,20 +249,30 @@ def _body(kind: str, model: type[BaseModel]) -> dict[str, Any]:
 
 
 class _CheckHost:
-    """Refuses requests to other hosts: a page of another site can give its name the address of this server."""
+    """Refuses requests to other hosts, and from pages of other hosts.
+
+    A page of another site can give its name the address of this server, and can send forms anywhere.
+    """
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
         self.app, self.hosts = app, {host.lower().strip("[]") for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not scope["path"].startswith("/v2/health/"):
-            host = Headers(scope=scope).get("host", "").lower()
-            name = host.partition("]")[0].strip("[") if host.startswith("[") else host.partition(":")[0]
-            if name not in self.hosts:
+            headers = Headers(scope=scope)
+            origin = headers.get("origin")  # browsers send it with every POST
+            names = {_host_name(headers.get("host", ""))}
+            names |= set() if origin is None else {_host_name(origin.partition("://")[2])}
+            if not names <= self.hosts:
                 message = "the server does not answer to this host name; the owner can add it to its hosts."
                 await JSONResponse({"error": message}, HTTPStatus.BAD_REQUEST)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
+
+
+def _host_name(host: str) -> str:
+    """A host without its port."""
+    return (host.partition("]")[0].strip("[") if host.startswith("[") else host.partition(":")[0]).lower()
 
 
 class _Measure:

@@ -110,10 +110,13 @@ def _find_file(body: bytearray, start: int, end: int) -> tuple[str | None, int, 
 def _parameter(header: str, name: str) -> tuple[str, str | None]:
     """The value of a header in lower case, and a parameter of it."""
     message = Message()
-    message["Content-Type"] = " ".join(header.split())
-    value = message.get_param(name)
-    kind = header.partition(";")[0].strip().lower()
-    return kind, collapse_rfc2231_value(value) if value is not None else None
+    try:
+        message["Content-Type"] = " ".join(header.split())
+        value = message.get_param(name)
+        text = None if value is None else collapse_rfc2231_value(value)
+    except (ValueError, LookupError):  # an encoding of its own that is unknown or wrong
+        raise _unreadable() from None
+    return header.partition(";")[0].strip().lower(), text
 
 
 def _decompressor(encoding: str) -> zlib._Decompress | None:
