@@ -17,7 +17,9 @@ import serving
 import uvicorn
 from serving import Reply, Run, arrivals, open_loop, percentiles, running, summary
 
-NEVER_READY = "import time; print('cannot find the weights', flush=True); time.sleep(60)"
+from tests.waiting import PATIENCE
+
+NEVER_READY = "echo cannot find the weights; exec sleep 60"
 
 
 def make_stub(delay=0.0, places=1000, busy=False):
@@ -253,11 +255,11 @@ def test_loopback_addresses_are_accepted():
 
 @pytest.mark.parametrize(
     ("source", "state"),
-    [(NEVER_READY, "was not ready after 0.5 s"), (NEVER_READY.replace("time.sleep(60)", "exit(3)"), "ended with 3")],
+    [(NEVER_READY, "was not ready after 2 s"), (NEVER_READY.replace("exec sleep 60", "exit 3"), "ended with 3")],
     ids=["silent", "ended"],
 )
 def test_a_server_that_never_becomes_ready_is_ended_and_its_last_output_shown(source, state):
-    command, seconds = [sys.executable, "-c", source], 0.5 if "sleep" in source else 30
+    command, seconds = ["sh", "-c", source], 2 if "sleep" in source else PATIENCE
     with (
         pytest.raises(SystemExit, match=rf"(?s){state}.*cannot find the weights"),
         running(command, "http://127.0.0.1:9", seconds),

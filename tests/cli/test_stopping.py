@@ -23,6 +23,7 @@ from progresvit.training.state import checkpoints
 from tests.commands import refused, run, works
 from tests.processes import ROOT, TORCHRUN
 from tests.training.runs import losses, recipe
+from tests.waiting import wait_until
 
 CPU = ("--device", "cpu")
 STOPPED = "stopped; the same command continues\n"
@@ -148,14 +149,6 @@ def start(words, *, together=False, constants=None):
     )  # fmt: skip
 
 
-def wait_for(process, done):
-    end = time.monotonic() + 120
-    while not done():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
 @pytest.fixture
 def many(digits, tmp_path):
     """Enough images that a run with batches of one takes seconds."""
@@ -177,7 +170,7 @@ def test_a_process_that_gets_signals_keeps_its_records(model, many, tmp_path, mo
     parts = tmp_path / "a.parquet.parts"
     for number in (signal.SIGINT, signal.SIGTERM):
         process, begun = start((*words, out), constants=KEEP_ALWAYS), time.time_ns()
-        wait_for(process, lambda: any(path.stat().st_mtime_ns > begun for path in parts.glob("0*.npz")))  # noqa: B023
+        wait_until(lambda: any(path.stat().st_mtime_ns > begun for path in parts.glob("0*.npz")), process)  # noqa: B023
         process.send_signal(number)
         assert process.communicate()[1] == STOPPED
         assert process.returncode == 128 + number
@@ -194,7 +187,7 @@ def test_two_processes_that_torchrun_ends_continue_with_the_same_command(model, 
     out, parts = tmp_path / "a.parquet", tmp_path / "a.parquet.parts"
     words = ("evaluate", model, "--data", many, "--workers", 0, "--batch", 1, *CPU, "--out")
     process = start((*words, out), together=True, constants=KEEP_ALWAYS)
-    wait_for(process, lambda: len(list(parts.glob("0*.npz"))) > 1)
+    wait_until(lambda: len(list(parts.glob("0*.npz"))) > 1, process)
     process.send_signal(signal.SIGTERM)
     assert process.communicate()[1].count(STOPPED) == 1  # the rest is torchrun's
     kept = len(list(parts.glob("0*.npz")))

@@ -24,6 +24,7 @@ from progresvit.data.entries import read_file
 from progresvit.data.isolated import IsolatedDecoder
 from progresvit.data.prepare import Form, Plan, prepare, prepare_for_gpu
 from tests.data.files import photo, saved
+from tests.waiting import PATIENCE, wait_until
 
 PLAN = Plan(crop=EvaluationCrop(64, 0.875, 3), max_pixels=25_000_000)
 
@@ -139,8 +140,8 @@ def test_a_crash_is_the_error_of_its_image(content):
             (child,) = limited._quick._children
             os.kill(child.process.pid, signal.SIGSTOP)
             future = limited.submit(content)
-            while not struct.unpack("i", fcntl.ioctl(child.connection.fileno(), termios.TIOCOUTQ, bytes(4)))[0]:
-                threading.Event().wait(0.01)  # until it is sent
+            file = child.connection.fileno()
+            wait_until(lambda: struct.unpack("i", fcntl.ioctl(file, termios.TIOCOUTQ, bytes(4)))[0])  # noqa: B023
             os.kill(child.process.pid, number)
             os.kill(child.process.pid, signal.SIGCONT)
             assert "the process that decoded it was ended by" in future.result().error
@@ -175,8 +176,7 @@ def test_closing_ends_what_runs(content):
     (child,) = limited._quick._children
     os.kill(child.process.pid, signal.SIGSTOP)
     future, waiting = limited.submit(content), limited.submit(content)
-    while not future.running():
-        threading.Event().wait(0.01)
+    wait_until(future.running)
     limited.close()
     assert child.process.poll() is not None
     assert future.result().error is not None
@@ -304,13 +304,13 @@ def test_opening_takes_no_lock_and_leaves_the_filters_of_warnings_alone(monkeypa
     def slow(*arguments):
         if threading.current_thread().name == "slow":
             inside.set()
-            was_released.append(release.wait(20))
+            was_released.append(release.wait(PATIENCE))
         return original[0](*arguments)
 
     monkeypatch.setitem(Image.OPEN, "JPEG", (slow, original[1]))
     thread = threading.Thread(target=lambda: opened.append(open_header(content)), name="slow")
     thread.start()
-    assert inside.wait(20)
+    assert inside.wait(PATIENCE)
     assert open_header(content).size == (300, 200)
     release.set()
     thread.join()

@@ -13,6 +13,7 @@ from progresvit.data.prepare import Form, prepare
 from progresvit.data.worker_pool import WorkerPool
 from tests.data.files import photo, saved
 from tests.data.test_prepare import CROP, JPEG, PIXELS
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +87,7 @@ next(groups)
 print(*[worker.process.pid for worker in pool._running], flush=True)
 os.kill(os.getpid(), 9)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == -signal.SIGKILL, done.stderr
     numbers = [int(number) for number in done.stdout.split()]
     assert len(numbers) == 2
@@ -119,7 +120,7 @@ def test_a_script_needs_no_guard_and_workers_import_no_torch(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=PATIENCE,
         env={**os.environ, "PYTHONPATH": os.getcwd()},
     )
     assert done.stdout == "20\n", done.stderr

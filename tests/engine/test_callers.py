@@ -5,7 +5,6 @@ import gc
 import signal
 import sys
 import threading
-import time
 import weakref
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 
@@ -19,8 +18,9 @@ from progresvit.engine.torch_backend import TorchBackend
 from progresvit.routing import top10_entropy
 from tests.engine.test_engine import all_rounds
 from tests.factories import random_pixels, tiny_config, undecided_model
+from tests.waiting import PATIENCE, wait_until
 
-LONG = 60
+LONG = PATIENCE
 """Seconds after which a test that hangs fails."""
 
 
@@ -193,8 +193,7 @@ def test_the_thread_of_the_engine_goes_on_with_the_images_of_a_caller_when_other
         alone = pool.submit(engine.classify, slow[:3])
         gate.wait()
         other = engine.submit(slow[3:6])  # while the caller computes its first round
-        while not engine._scheduler.worker._wants_turn:
-            time.sleep(0.001)
+        wait_until(lambda: engine._scheduler.worker._wants_turn)
         gate.is_open.set()
         assert [one.exit_round for one in alone.result(LONG) + other.result(LONG)] == [2] * 6
     assert threads == [(0, "caller_0"), *[(s, "progresvit-engine") for s, _ in gate.sizes[1:]]]

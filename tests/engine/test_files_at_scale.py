@@ -31,6 +31,7 @@ from progresvit.engine.prediction import Prediction
 from progresvit.io import files
 from progresvit.io.resumable import ResumableTable
 from progresvit.model import ProgResViT
+from tests.waiting import wait_until
 
 FILES = 41
 PART = 8
@@ -175,14 +176,14 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_table_of_an_uninterr
     listed, out = tmp_path / "paths.txt", tmp_path / "r.parquet"
     listed.write_text("".join(f"{path}\n" for path in paths))
     pause, kills = random.Random(0), 0
+
+    def has_new_part(since):
+        return any(path.stat().st_mtime_ns > since for path in tmp_path.glob("r.parquet.parts/0*.parquet"))
+
     for _ in range(3):
         process = subprocess.Popen([sys.executable, "-c", RUN, model, listed, out])
-        begun, end = time.time_ns(), time.monotonic() + 120
-        while not any(path.stat().st_mtime_ns > begun for path in tmp_path.glob("r.parquet.parts/0*.parquet")):
-            assert time.monotonic() < end
-            if process.poll() is not None:
-                break
-            time.sleep(0.005)
+        begun = time.time_ns()
+        wait_until(lambda since=begun, run=process: run.poll() is not None or has_new_part(since))
         time.sleep(pause.uniform(0, 0.3))
         process.kill()
         kills += process.wait() == -signal.SIGKILL

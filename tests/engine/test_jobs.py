@@ -9,6 +9,7 @@ import pytest
 
 from progresvit.engine.images import OpenedImages
 from progresvit.engine.jobs import TOGETHER, Call, CallOpener
+from tests.waiting import PATIENCE, wait_until
 
 
 class FakeOpener:
@@ -24,7 +25,7 @@ class FakeOpener:
 
     def finish(self, images):
         self.groups.append(len(images))
-        assert self.may_finish.wait(20)
+        assert self.may_finish.wait(PATIENCE)
         if 999 in images:
             raise MemoryError("no memory")
         errors = {place: "bad" for place, image in enumerate(images) if image < 0}
@@ -43,8 +44,7 @@ def made():
 
 
 def wait_for_first(opener):
-    while not opener.groups:
-        threading.Event().wait(0.001)
+    wait_until(lambda: opener.groups)
 
 
 def test_images_that_come_while_a_group_is_finished_are_the_next_group(made):
@@ -54,8 +54,7 @@ def test_images_that_come_while_a_group_is_finished_are_the_next_group(made):
     wait_for_first(opener)
     for number, call in enumerate(calls[1:], 1):
         grouped.submit(call, 0, [number])
-    while len(grouped._waiting) < 39:
-        threading.Event().wait(0.001)
+    wait_until(lambda: len(grouped._waiting) == 39)
     opener.may_finish.set()
     grouped.pool.shutdown()
     assert opener.groups == [1, 39]
@@ -69,8 +68,7 @@ def test_groups_are_bounded_and_bad_images_stay_with_their_call(made):
     wait_for_first(opener)
     for call in calls[1:]:
         grouped.submit(call, 7, [5, -1, 6, *range(27)])
-    while len(grouped._waiting) < 4:
-        threading.Event().wait(0.001)
+    wait_until(lambda: len(grouped._waiting) == 4)
     opener.may_finish.set()
     grouped.pool.shutdown()
     assert opener.groups == [1, 90, 30]  # the group is full with the call that reaches the limit

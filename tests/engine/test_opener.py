@@ -13,6 +13,7 @@ from progresvit.engine.images import ImageOpener
 from progresvit.model import ProgResViT
 from tests.data import gpu_stand_ins
 from tests.data.files import photo, rotated, saved
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +71,7 @@ def test_a_stream_that_waits_for_answers_gets_them(model, files, processes):
 
     def closed_loop():
         for path in [*files, *files]:
-            assert answered.acquire(timeout=60), "no answers came"
+            assert answered.acquire(timeout=PATIENCE), "no answers came"
             yield [path]
 
     count = 0
@@ -90,7 +91,7 @@ def test_a_stream_that_is_left_early_leaves_no_processes(model, files, processes
     stream.close()
     assert started
     for worker in started:
-        assert worker.process.wait(timeout=60) is not None
+        assert worker.process.wait(timeout=PATIENCE) is not None
 
 
 def test_what_is_no_image_is_refused_and_any_kind_of_path_is_taken(model, files, processes):
@@ -168,7 +169,7 @@ def test_a_callback_in_a_decoding_thread_does_not_wait_for_the_engine(model):
     first = engine.submit([b""])
     other = engine.submit([saved(photo())])
     first.add_done_callback(submit_more)
-    assert done.wait(60)
+    assert done.wait(PATIENCE)
     assert other.result(60)[0].error is None
     engine.close()
 

@@ -15,6 +15,7 @@ from progresvit.engine.torch_backend import TorchBackend
 from progresvit.routing import top10_entropy
 from tests.engine.test_engine import all_rounds
 from tests.factories import random_pixels, tiny_config, undecided_model
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +93,7 @@ def test_no_image_waits_longer_than_the_deadline_even_if_the_loader_does(model, 
 
     def slow():
         yield images[:5]
-        assert go_on.wait(60), "the first results never came"
+        assert go_on.wait(PATIENCE), "the first results never came"
         yield images[5:10]
 
     stream = engine.stream(slow(), deadline=0.05)

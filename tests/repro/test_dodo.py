@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from doit.exceptions import InvalidDodoFile
 
 from repro.measure import entries
 from tests.repro.dodo import DODO, doit, load
+from tests.waiting import PATIENCE, wait_until
 
 STUDY = {
     "title": "made",
@@ -257,11 +257,9 @@ def test_a_signal_stops_the_commands_once_and_waits_until_they_have_saved(tmp_pa
     process = subprocess.Popen(
         [sys.executable, "-c", STOPPED], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, process_group=0
     )
-    while not (tmp_path / "ready").exists():
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.05)
+    wait_until((tmp_path / "ready").exists, process)
     os.killpg(process.pid, number)  # as a terminal does
-    assert process.wait(30) != 0
+    assert process.wait(PATIENCE) != 0
     assert (tmp_path / "saved").read_text() == "x"
 
 

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from progresvit.training.state import checkpoints
 from progresvit.training.tasks.supervised import Supervised
 from tests.training.runs import assert_equal_runs, assert_resumes_to_the_bit, losses, recipe, run
 from tests.training.toy_tasks import Colour
+from tests.waiting import PATIENCE, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,13 +80,9 @@ def test_a_signal_finishes_the_step_saves_and_prints_how_to_resume(digits, tmp_p
     out = tmp_path / "out"
     process = start(out, digits, "--set", f"data.mode={mode}", "--set", "data.workers=1")
     log = out / "log.jsonl"
-    deadline = time.monotonic() + 120
-    while not (log.exists() and len(log.read_text().splitlines()) > 3):
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: log.exists() and len(log.read_text().splitlines()) > 3, process)
     os.killpg(process.pid, number)  # as a terminal does it: to the workers too
-    message = process.communicate(timeout=60)[1]
+    message = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 128 + number
     assert "--resume" in message
     assert "Traceback" not in message
