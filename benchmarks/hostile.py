@@ -52,6 +52,17 @@ def jpeg(
     )
 
 
+def hidden_scans(width: int, height: int, regions: int = 1) -> bytes:
+    """A JPEG of 3,600 scans for each region, which a parser skips if it reads a length after a reserved marker.
+
+    The decoder looks for a restart there, and skips the marker alone.
+    """
+    start, scan, _ = jpeg(width, height, frame=PROGRESSIVE, components=1).partition(_scan(1, 0, 0))
+    hidden = _scan(1, 1, 63) * 3_600
+    region = b"\xff\x02\xff\xff" + hidden + bytes(0xFFFF - 2 - len(hidden))
+    return start + _segment(0xDD, b"\0\1") + scan + region * regions + b"\xff\xd9"
+
+
 def disguised_jpeg(width: int, height: int) -> bytes:
     """A progressive JPEG that a parser takes for a sequential one if it reads a length after a restart marker."""
     real = jpeg(width, height, frame=PROGRESSIVE)[2:]

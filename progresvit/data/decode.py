@@ -34,8 +34,9 @@ MOST_READS = 50_000
 HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 """How HEIC files begin, after ``ftyp``."""
 
-_SEGMENT = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
-"""Start of a segment with a length, or the end of the image. 00 follows FF in data; 01 and D0 to D7 stand alone."""
+_SEGMENT = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
+"""Start of a segment with a length, or the end of the image. 00 follows FF in data, D0 to D7 stand alone, and libjpeg
+skips others below C0 without a length where it looks for a restart."""
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 
 

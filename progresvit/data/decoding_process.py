@@ -127,7 +127,11 @@ def _limit_process(limits: ProcessLimits) -> None:
     Image.init()  # importing its modules is not a part of the first task
     os.nice(limits.nice)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_DATA, 2 * (_allocated() + limits.memory,))
+    wanted, (_, hard) = _allocated() + limits.memory, resource.getrlimit(resource.RLIMIT_DATA)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the parent may ignore or block it, and a child inherits that
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
 
 
 def _allocated() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterable
+from itertools import takewhile
 from pathlib import Path
 
 from pydantic import Field
@@ -50,15 +51,17 @@ def count_training_images(folder: Path | None, names: Collection[str]) -> int | 
         return None
     if (path := folder / TRAINING_LIST_FILE).is_file():
         try:
-            hashes = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+            hashes = json.loads(path.read_text(encoding="utf-8"))  # ImageNet's list exceeds the limit of other files
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not JSON ({error}); restore it, or delete it.") from error
-        if not isinstance(hashes, list):
+        if not isinstance(hashes, list) or not all(isinstance(value, str) for value in hashes):
             raise ValueError(f"{path} is not a list of hashes; restore it, or delete it.")
         hashes = set(hashes)
         return sum(hash_name(name) in hashes for name in names)
     splits = _read_splits(folder)
-    return len(names) if splits is not None and splits.training_sha256 == _hash_names(names) else None
+    if splits is None or splits.training_sha256 == splits.validation_sha256:  # equal names in both splits
+        return None
+    return len(names) if splits.training_sha256 == _hash_names(names) else None
 
 
 def count_evaluations(folder: Path | None, names: Iterable[str]) -> int | None:
@@ -77,5 +80,8 @@ def _read_splits(folder: Path | None) -> _Splits | None:
 
 
 def _hash_names(names: Iterable[str]) -> str:
-    """The same for any order."""
-    return hashlib.sha256("".join(sorted(map(hash_name, names))).encode()).hexdigest()
+    """The same in any order, and for a split of a dataset (``val/cat/1.jpg``) as for its folder (``cat/1.jpg``)."""
+    parts = [name.split("/") for name in names]
+    shared = len(list(takewhile(lambda level: len(set(level)) == 1, zip(*(part[:-1] for part in parts)))))
+    inner = ["/".join(part[shared:]) for part in parts]
+    return hashlib.sha256("".join(sorted(map(hash_name, inner))).encode()).hexdigest()

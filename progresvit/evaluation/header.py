@@ -10,6 +10,7 @@ from typing import Any
 
 from progresvit import compute
 from progresvit.config import ModelConfig
+from progresvit.data.dataset import TIMM_NAMES
 from progresvit.io.parse import former_name
 from progresvit.model.registry import DEFAULT_KIND
 
@@ -95,12 +96,17 @@ class Header:
 
     def check_not_trained_on(self) -> None:
         """Refuse images that the model was trained on: a split with such a name, or names on the model's list."""
-        split = Path(self.data).name if self.split in (None, ".") else self.split
+        split = self.split
+        if split in (None, "."):
+            folder = Path(self.data)
+            split = folder.parent.name if folder.parent.name.lower() in TRAINING_WORDS else folder.name
         if TRAINING_WORDS & set(re.findall("[a-z]+", split.lower())):
+            is_named = self.data.startswith(TIMM_NAMES)  # the names of its splits cannot be changed
+            remedy = "save them to a folder of another name" if is_named else f"rename {split}"
             raise ValueError(
                 f"these are records of the training split ({split}), on which a model makes fewer errors than on other "
                 "images, so they cannot certify it; evaluate on images that it was not trained on. If it was not "
-                f"trained on these, rename {split} and evaluate again."
+                f"trained on these, {remedy} and evaluate again."
             )
         if self.training_images:
             raise ValueError(

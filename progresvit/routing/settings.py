@@ -142,8 +142,12 @@ class Setting(Calibrated):
 
     @model_validator(mode="after")
     def _check_evidence(self) -> Setting:
-        if self.rule == "guarantee" and self.epsilon is not None and self.delta is not None and self.k is not None:
+        if self.rule == "guarantee":
             mean_loss = self.mean_loss if self.loss == "pixel-error" else None
+            if self.epsilon is None or self.delta is None or self.k is None:
+                raise ValueError("a guarantee without epsilon, delta and k certifies nothing; calibrate again")
+            if self.loss == "pixel-error" and mean_loss is None:
+                raise ValueError("a guarantee on the pixel error without mean_loss certifies nothing; calibrate again")
             check_evidence(
                 harmed=self.k,
                 mean_loss=mean_loss,

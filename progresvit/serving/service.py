@@ -65,7 +65,7 @@ class Limits:
     queue: float = 0.25
     """Seconds of work that may wait."""
     pending: int = 512
-    """The most images that wait or run. The images of a request but the first have at most half of it."""
+    """The most images that wait or run. Those after the first of a request have at most half of it."""
     wait: float = 0.005
     """Seconds that an image may wait for a fuller batch if the server has other images."""
     deadline: float = 10.0
@@ -110,7 +110,7 @@ class Service:
         if self.memory < 4 * self.limits.body:
             raise ValueError(f"memory must be at least four times body, {4 * self.limits.body}, got {self.memory}.")
         self.is_draining = False
-        self._pending = self._slow = self._slow_pixels = self._requests = self.held = 0
+        self._pending = self._later = self._slow = self._slow_pixels = self._requests = self.held = 0
         self.decoder = IsolatedDecoder(engine.opener.plan, workers=engine.workers, most_bytes=self.limits.body)
         self._turns: deque[asyncio.Future[None]] = deque()
         self._audits: set[asyncio.Future[None]] = set()
@@ -182,23 +182,25 @@ class Service:
     async def _turn(self, *, is_first: bool) -> AsyncIterator[None]:
         """The turn of an image, in which it counts as pending.
 
-        The first image of a request has it at once. The others wait while half of the queue is taken, so that a request
-        of many images leaves room for other clients.
+        The first image of a request has it at once. The later ones of all requests take at most half of the queue, so
+        that requests of many images leave room for other clients.
         """
-        while not is_first and self._waiting >= max(1, self.queue_limit // 2):
+        queue = self._turns.append
+        while not is_first and (self._later >= max(1, self.queue_limit // 2) or self._waiting >= self.queue_limit):
             turn = asyncio.get_running_loop().create_future()
-            self._turns.append(turn)
+            queue(turn)
             try:
                 await turn
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():
                     self._give_turn()  # to the next one
                 raise
-        self._pending += 1
+            queue = self._turns.appendleft  # if there is no room after all
+        self._pending, self._later = self._pending + 1, self._later + (not is_first)
         try:
             yield
         finally:
-            self._pending -= 1
+            self._pending, self._later = self._pending - 1, self._later - (not is_first)
             self._give_turn()
 
     def _give_turn(self) -> None:
@@ -224,7 +226,9 @@ class Service:
         async with self._turn(is_first=True):
             return await self._prepare(content, asyncio.Lock(), plan)
 
-    async def _prepare(self, content: bytes, slow: asyncio.Lock, plan: Plan | None = None) -> Prepared:
+    async def _prepare(
+        self, content: bytes, slow: asyncio.Lock, plan: Plan | None = None, *, is_first: bool = True
+    ) -> Prepared:
         """Prepare an image file in a process with limits. The slow images of a request share the lock."""
         if not is_image(content):
             return Prepared(Form.ERROR, error=UNSUPPORTED)
@@ -233,7 +237,7 @@ class Service:
             return prepared
         most = self.decoder.most_pixels
         pixels = min(math.prod(prepared.size) or most, most)
-        self._slow += 1
+        self._slow, self._later = self._slow + 1, self._later - (not is_first)
         self._give_turn()
         try:
             async with slow:
@@ -248,7 +252,7 @@ class Service:
                 self._when_done(job, release)
                 return await self._until_given_up(job, content)
         finally:
-            self._slow -= 1
+            self._slow, self._later = self._slow - 1, self._later + (not is_first)
 
     async def _until_given_up(self, job: Future[Prepared], content: bytes) -> Prepared:
         """The result of a job. If its request is given up, the content is held until the job ends."""
@@ -278,10 +282,10 @@ class Service:
         self, content: bytes, threshold: float | None, slow: asyncio.Lock, *, is_first: bool
     ) -> Prediction:
         async with self._turn(is_first=is_first):
-            return await self._answer(content, threshold, slow)
+            prepared = await self._prepare(content, slow, is_first=is_first)
+            return await self._answer(prepared, threshold)
 
-    async def _answer(self, content: bytes, threshold: float | None, slow: asyncio.Lock) -> Prediction:
-        prepared = await self._prepare(content, slow)
+    async def _answer(self, prepared: Prepared, threshold: float | None) -> Prediction:
         if prepared.error is not None:
             return Prediction.failed(prepared.error)
         is_audited = False

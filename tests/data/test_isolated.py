@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import termios
 import threading
@@ -70,6 +71,7 @@ def test_scans_are_limited():
     many = hostile.jpeg(5000, 5000, frame=hostile.PROGRESSIVE, scans=150)
     assert prepare(many, PLAN).error == "a JPEG of more than 100 scans; save it again"
     assert prepare(hostile.jpeg(640, 480, frame=hostile.PROGRESSIVE, scans=99), PLAN).error is None
+    assert prepare(hostile.hidden_scans(64, 48), PLAN).error == "a JPEG of more than 100 scans; save it again"
     few = hostile.jpeg(640, 480, frame=hostile.PROGRESSIVE, scans=2)
     comments = few[:-2] + b"\xff\xfe\0\2" * 1100 + b"\xff\xd9"
     with pytest.raises(ImageError, match="more than 100 scans"):
@@ -209,6 +211,22 @@ def test_limits_reach_the_process():
         assert os.getpriority(os.PRIO_PROCESS, child.process.pid) >= min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10)
     finally:
         limited.close()
+
+
+def test_limits_hold_whatever_the_parent_inherited(monkeypatch):
+    """A process cannot raise a hard limit, and inherits signals that are ignored."""
+    code = (
+        "import resource, signal; signal.signal(signal.SIGPROF, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_DATA, 2 * (2_000_000_000,));"
+        "from progresvit.data.isolated import IsolatedDecoder; from tests.data.test_isolated import PLAN, hostile;"
+        "decoder = IsolatedDecoder(PLAN, workers=1, most_bytes=1_000_000);"
+        "assert decoder.submit_slow(hostile.webp(50, 50)).result().error is None;"
+        "(child,) = decoder._slow._children;"
+        "status = open(f'/proc/{child.process.pid}/status').read();"
+        "print(int(status.partition('SigIgn:')[2].split()[0], 16) >> (signal.SIGPROF - 1) & 1); decoder.close()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr
 
 
 # JPEGs for a device that decodes them

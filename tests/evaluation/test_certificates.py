@@ -50,7 +50,10 @@ def run(model, data, out, how=evaluate, **source):
 
 @pytest.mark.parametrize(
     ("folder", "split"),
-    [("", "train"), ("train", "."), ("", "Training"), ("", "train/day"), ("", "train2017"), ("my_train_images", ".")],
+    [
+        *(("", "train"), ("train", "."), ("", "Training"), ("", "train/day"), ("", "train2017")),
+        *(("my_train_images", "."), ("train/day", ".")),
+    ],
 )
 def test_records_of_a_training_split_certify_nothing(model, digits, tmp_path, folder, split):
     shutil.copytree(digits / "train", tmp_path / "data" / (folder or split))
@@ -98,11 +101,27 @@ def test_copies_of_a_model_keep_what_it_was_trained_on(model, digits, tmp_path):
 
 
 @pytest.mark.parametrize("name", TRAINING_LISTS)
-@pytest.mark.parametrize("content", ["", "{", "3", '{"evaluations": 0}'])
+@pytest.mark.parametrize("content", ["", "{", "3", "[[1]]", "[" * 100_000, '{"evaluations": 0}'])
 def test_damaged_lists_of_training_images_are_named(tmp_path, name, content):
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=name):
         count_training_images(tmp_path, ["a"])
+
+
+def test_a_split_is_recognised_as_a_folder_of_its_own(tmp_path):
+    save_splits(tmp_path, training=["fit/a/1", "fit/b/2"], validation=["val/a/1", "val/b/3"], evaluations=4)
+    assert count_training_images(tmp_path, ["b/2", "a/1"]) == 2
+    assert count_evaluations(tmp_path, ["a/1", "b/3"]) == 4
+    assert count_evaluations(tmp_path, ["a/1", "b/4"]) is None
+    save_splits(tmp_path, training=["fit/a/1"], validation=["val/a/1"], evaluations=4)  # equal names
+    assert count_training_images(tmp_path, ["val/a/1"]) is None
+
+
+def test_images_of_a_hub_are_refused_with_a_remedy_that_is_possible(model, digits, tmp_path):
+    records = run(model, digits, tmp_path / "r.parquet", split="val")
+    hub = replace(records, header=replace(records.header, data="hfds/a/b", split="train[90%:]"))
+    with pytest.raises(ValueError, match="save them to a folder of another name and evaluate again"):
+        calibrate_guarantee(hub, **FEW)
 
 
 def test_the_best_model_of_a_stopped_run_knows_its_training(digits, tmp_path, monkeypatch):

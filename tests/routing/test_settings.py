@@ -166,11 +166,14 @@ def test_infinite_quantiles_come_back_and_wrong_ones_are_refused(tmp_path):
 
 def test_a_setting_keeps_the_mean_loss_and_leaves_it_out_without_one(tmp_path):
     known = {"rounds": 2, "weights": "w", "preprocessing": "p", "precision": "fp32", "n": 2000, "threshold": 0.4}
-    setting = Setting(rule="guarantee", epsilon=0.01, delta=0.05, k=3, mean_loss=0.004, loss="pixel-error", **known)
+    evidence = {"rule": "guarantee", "epsilon": 0.01, "delta": 0.05, "k": 3}
+    setting = Setting(**evidence, mean_loss=0.004, loss="pixel-error", **known)
     setting.save(tmp_path / "drop.json")
     assert load_setting(tmp_path / "drop.json") == setting
     assert json.loads(setting.to_json())["mean_loss"] == 0.004
-    assert "mean_loss" not in Setting(rule="guarantee", k=3, loss="labelled", **known).to_json()
+    assert "mean_loss" not in Setting(**evidence, loss="labelled", **known).to_json()
+    with pytest.raises(ValueError, match="pixel error without mean_loss certifies nothing"):
+        Setting(**evidence, loss="pixel-error", **known)
 
 
 @pytest.fixture
@@ -206,6 +209,12 @@ def test_a_certificate_that_was_edited_is_refused(certified, changes):
         ValueError, match=r"drop\.json is not a valid setting: it was edited after it was certified; make"
     ):
         load_setting(edit(certified, **changes))
+
+
+@pytest.mark.parametrize("key", ["epsilon", "delta", "k"])
+def test_a_certificate_without_its_evidence_is_refused(certified, key):
+    with pytest.raises(ValueError, match="without epsilon, delta and k certifies nothing; calibrate again"):
+        load_setting(edit(certified, drop=("checksum", key)))
 
 
 def test_a_certificate_without_a_checksum_is_used_with_a_note(certified):

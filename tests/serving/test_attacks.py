@@ -115,6 +115,7 @@ def test_slow_images_do_not_hold_up_others_and_are_bounded(served_model, photos,
         assert [response.status_code for response in responses] == [200] * 4
         wait_until(lambda: not server.service._slow_pixels)
         many = server.infer(hostile.infer([large] * 8))  # in one request, when it is alone
+        assert (server.service._later, server.service._slow) == (0, 0)
         assert (many.status_code, "error" in {output["name"] for output in many.json()["outputs"]}) == (200, False)
 
 
@@ -131,14 +132,14 @@ def test_a_request_of_many_images_leaves_room_for_others(served_model, photos):
         with stopped(server):
             many = threading.Thread(target=lambda: responses.append(server.infer(hostile.infer(photos[:32]))))
             many.start()
-            wait_until(lambda: server.service._pending == 4)
-            with sent(server, photos[:4]) as others:
+            wait_until(lambda: server.service._pending == 5)
+            with sent(server, photos[:3]) as others:
                 wait_until(lambda: server.service._pending == 8)
                 assert server.classify(photos[0]).status_code == 429
                 for child in server.service.decoder._quick._children:
                     os.kill(child.process.pid, signal.SIGCONT)
         many.join()
-        assert [response.status_code for response in others] == [200] * 4
+        assert [response.status_code for response in others] == [200] * 3
         (label,) = [output["data"] for output in responses[0].json()["outputs"] if output["name"] == "label"]
         assert len(label) == 32
         assert "error" not in {output["name"] for output in responses[0].json()["outputs"]}
@@ -153,11 +154,23 @@ def test_a_queue_of_one_image_answers_a_request_of_many(served_model, photos):
         assert "error" not in outputs
 
 
+def test_requests_of_single_images_leave_room_for_requests_of_many(served_model, photos):
+    with running(served_model, 1.0, limits=Limits(pending=8)) as server, ThreadPoolExecutor(1) as pool:
+        with stopped(server), sent(server, photos[:4]):
+            wait_until(lambda: server.service._pending == 4)
+            many = pool.submit(server.infer, hostile.infer(photos[4:7]))
+            wait_until(lambda: server.service._pending == 7)
+            for child in server.service.decoder._quick._children:
+                os.kill(child.process.pid, signal.SIGCONT)
+        assert many.result().status_code == 200
+        assert server.service._later == 0
+
+
 def test_turns_of_a_request_that_is_given_up_go_to_others(served_model, photos):
     with running(served_model, 1.0, limits=Limits(pending=4)) as server:
         with stopped(server), ThreadPoolExecutor(2) as pool:
             given_up = pool.submit(server.infer, {**hostile.infer(photos[:8]), "parameters": {"timeout": 1}})
-            wait_until(lambda: server.service._pending == 2)
+            wait_until(lambda: server.service._pending == 3)
             patient = pool.submit(server.infer, hostile.infer(photos[8:16]))
             assert given_up.result().status_code == 504
             for child in server.service.decoder._quick._children:
@@ -310,6 +323,15 @@ def test_the_loop_goes_on_while_json_is_parsed(server, photos, monkeypatch):
         release.set()
         thread.join()
     assert was_released == [True]  # the others did not wait for it
+
+
+@pytest.mark.parametrize(
+    "kind", ['multipart/form-data; boundary="' + ";" * 60_000, "boundary*=punycode''" + "b" * 60_000]
+)
+def test_a_long_header_is_refused_before_it_is_parsed(server, monkeypatch, kind):
+    monkeypatch.setattr(body, "Message", lambda: pytest.fail("its parser takes seconds"))
+    response = server.client.post("/classify", content=b"x", headers={"Content-Type": kind})
+    assert (response.status_code, response.json()) == (400, {"error": "the form cannot be read."})
 
 
 def form(*parts, boundary="x", end="--\r\n", before=b""):

@@ -18,6 +18,8 @@ from progresvit.serving.service import Hold, Limits
 
 LONGEST_BOUNDARY = 70
 """Characters (RFC 2046)."""
+LONGEST_HEADER = 1024
+"""Characters of a header with parameters. The time to parse one grows with their square."""
 LONGEST_HEADERS, MOST_PARTS = 4096, 9
 """Bytes of the headers of a part, and parts of a form."""
 MOST_CHUNKS = 20_000
@@ -109,6 +111,8 @@ def _find_file(body: bytearray, start: int, end: int) -> tuple[str | None, int, 
 
 def _parameter(header: str, name: str) -> tuple[str, str | None]:
     """The value of a header in lower case, and a parameter of it."""
+    if len(header) > LONGEST_HEADER:
+        raise _unreadable()
     message = Message()
     try:
         message["Content-Type"] = " ".join(header.split())
