@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from progresvit import api
 from progresvit.analysis.model_checks import check_classifier
 from progresvit.analysis.sample import Sample
-from progresvit.engine.measurement import Measurement, hardware
+from progresvit.engine.measurement import Measurement, describe_ratio, hardware
 from progresvit.engine.speed import TimedModel, threshold_between
 from progresvit.io.resumable import Progress
 from progresvit.metrics.interval import Interval, share_interval
@@ -197,11 +198,16 @@ def throughput_figure(result: Throughput) -> Figure:
     figure, axes = new_figure(
         title=_finding(result), conditions=conditions, x="images per second", y="top-1 accuracy (%)"
     )
-    speeds = [point.images_per_s for point in result.points]
+    speeds = np.array([point.images_per_s for point in result.points])
     accuracy, low, high = percent_ends([point.accuracy for point in result.points])
-    label = "top-1, 95 % interval; labels: images that continue after round 1"
     axes.errorbar(
-        speeds, accuracy, yerr=[accuracy - low, high - accuracy], color=COLOURS[0], marker="o", capsize=3, label=label
+        *(speeds, accuracy),
+        xerr=[point.images_per_s * point.spread / 2 for point in result.points],
+        yerr=[accuracy - low, high - accuracy],
+        color=COLOURS[0],
+        marker="o",
+        capsize=3,
+        label="top-1 (95 % interval) and speed (spread)\nlabels: images that continue after round 1",
     )
     for rank, number in enumerate(sorted(range(len(speeds)), key=lambda number: speeds[number])):
         above = rank % 2 == 0  # neighbours at different ends of their bars, so that the labels do not meet
@@ -230,7 +236,8 @@ def _finding(result: Throughput) -> str:
     if not equal:
         lost = 100 * (every.accuracy.mean - fastest.accuracy.mean)
         return f"{speeds} with {100 * fastest.continuing:.0f} % continuing, at {lost:.1f} points less"
-    return f"{speeds} at equal top-1: {fastest.images_per_s / every.images_per_s:.1f} × the speed"
+    ratio = describe_ratio(vars(fastest), vars(every)) or "no clear difference"
+    return f"{speeds} at equal top-1: {ratio}"
 
 
 def _how(result: Throughput) -> str:

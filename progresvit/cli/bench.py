@@ -1,4 +1,4 @@
-"""``progresvit bench``: speed and memory of a model in the engine, beside the model run round by round."""
+"""``progresvit bench``: speed and memory of a model in the engine, beside the model itself and a plain ViT."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 CONTINUING = 0.664
 """The paper's operating point."""
+ENGINE, PLAIN = "engine", "plain ViT in the engine"
+"""Rows of the table."""
 
 
 def bench(
@@ -35,10 +37,10 @@ def bench(
     seconds: Annotated[float, typer.Option(help="Approximate duration of each timing.", min=0)] = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Measure throughput, latency and peak memory of the engine, and of the same model run round by round.
+    """Measure throughput, latency and peak memory of the engine, of the model run round by round, and of a plain ViT.
 
-    The images are on the device already. Each row is measured in its own process, after a warm-up. For an export, only
-    the engine is measured.
+    The plain ViT has the width and resolution of the last round, and new weights. The images are on the device already.
+    Each row is measured in its own process, after a warm-up. For an export, only the engine is measured.
     """
     from progresvit.cli.info import find_config
     from progresvit.engine.export.manifest import is_export
@@ -47,7 +49,7 @@ def bench(
     from progresvit.io.parse import dump_json
 
     exported = is_export(model)
-    find_config(model)  # an unknown model is an error before a process starts
+    config = find_config(model)  # an unknown model is an error before a process starts
     check_installed(backend, converts=not exported)
     if threshold is not None and continuing is not None:
         raise ValueError("--threshold decides which images continue, and so does --continuing; use one of them.")
@@ -65,11 +67,13 @@ def bench(
     timing = {"device": device, "threads": threads, "seconds": seconds}
     of_engine = {"eager": False, "precision": precision, "backend": backend, "threads": threads}
     of_model = {"eager": True, "precision": "bf16" if precision == "fp8" else precision}
+    subjects = {ENGINE: of_engine}
+    if len(config.rounds) > 1:
+        subjects["engine, all rounds"] = {**of_engine, "thresholds": 0.0}
+    if not exported:
+        subjects |= {"model, round by round": of_model, PLAIN: {**of_engine, "thresholds": ()}}
     try:  # on a CPU, memory is measured for a process
-        rows = [
-            in_fresh_process(measure, {**shared, **own}, timing)
-            for own in (of_engine, of_model)[: 1 if exported else 2]
-        ]
+        rows = [in_fresh_process(measure, name, {**shared, **own}, timing) for name, own in subjects.items()]
     except MemoryError as error:
         raise ValueError(f"{error}; use a smaller --batch.") from error
     if as_json:
@@ -78,20 +82,22 @@ def bench(
         _show(model, rows)
 
 
-def measure(subject: dict[str, Any], timing: dict[str, Any]) -> dict[str, Any]:
-    """One row, measured in this process: options of ``TimedModel`` and of ``Measurement``."""
+def measure(name: str, subject: dict[str, Any], timing: dict[str, Any]) -> dict[str, Any]:
+    """The row of this name, measured in this process: options of ``TimedModel`` and of ``Measurement``."""
     import torch
 
     from progresvit import compute
     from progresvit.engine.measurement import Measurement, hardware
-    from progresvit.engine.speed import TimedModel
+    from progresvit.engine.speed import TimedModel, plain_vit
 
+    if name == PLAIN:
+        subject = {**subject, "model": plain_vit(subject["model"])}
     measurement = Measurement(lambda: TimedModel(**subject), **timing)
     routed = measurement.subject
     throughput, shares, peak = measurement.throughput(), routed.exit_shares(), measurement.peak_gib()
     eager = subject["eager"]
     return {
-        "name": "model, round by round" if eager else f"engine, {routed.runner.backend}",
+        "name": f"engine, {routed.runner.backend}" if name == ENGINE else name,
         "hardware": hardware(subject["device"]),
         "torch": torch.__version__,
         "precision": subject["precision"] if eager else routed.runner.precision,  # int8 graphs have their own
@@ -117,6 +123,7 @@ def _thresholds(text: str | None, model: str) -> float | Sequence[float] | Setti
 
 
 def _show(model: str, rows: Sequence[dict[str, Any]]) -> None:
+    from progresvit.engine.measurement import describe_ratio
     from progresvit.table import Column, Table, decimals, rough_percent, threshold
 
     def count(value: float) -> str:
@@ -138,13 +145,12 @@ def _show(model: str, rows: Sequence[dict[str, Any]]) -> None:
     engine = rows[0]
     title = f"{model} on {engine['hardware']}, torch {engine['torch']}; latency at batch 1"
     output.show_table(Table(title, columns, [{**row, "continuing": 1 - row["exit_shares"][0]} for row in rows]))
-    if len(rows) == 1:
-        return
-    eager = rows[1]
-    output.echo(
-        f"The engine is {engine['images_per_s'] / eager['images_per_s']:.2f} times as fast as the model run round by "
-        f"round at batch {engine['batch']}, and {eager['p50_ms'] / engine['p50_ms']:.2f} times at batch 1 (p50)."
-    )
+    for other in rows[1:]:
+        ratio = describe_ratio(engine, other) or "no clear difference in speed"
+        output.echo(
+            f"{engine['name']}, beside {other['name']}: {ratio} at batch {engine['batch']}; at batch 1 (p50) "
+            f"{engine['p50_ms']:.3g} instead of {other['p50_ms']:.3g} ms"
+        )
 
 
 def _device(device: str | None, backend: str | None) -> str:

@@ -13,7 +13,7 @@ import re
 import resource
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -103,6 +103,17 @@ class Measurement:
     def _synchronize(self) -> None:
         if self.on_gpu:
             torch.cuda.synchronize(self.device)
+
+
+def describe_ratio(ours: Mapping[str, float], theirs: Mapping[str, float]) -> str | None:
+    """How many times as fast, by two results of ``throughput``; None if their spreads do not tell which is faster."""
+    (low, high), (their_low, their_high) = (
+        [timing["images_per_s"] * (1 + sign * timing["spread"] / 2) for sign in (-1, 1)] for timing in (ours, theirs)
+    )
+    if low <= their_high and their_low <= high:
+        return None
+    ratio = ours["images_per_s"] / theirs["images_per_s"]
+    return f"{ratio:.2f} × the speed ({low / their_high:.2f} to {high / their_low:.2f})"
 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: Any, timeout: float | None = None) -> Any:

@@ -189,6 +189,12 @@ def find_model(name: str) -> ProgResViT:
     return model
 
 
+def plain_vit(name: str) -> ProgResViT:
+    """A plain ViT with the width and resolution of a model's last round, and random weights."""
+    config = find_model(name).config
+    return ProgResViT(config.replace(rounds=config.rounds[-1:], psg=False)).eval()
+
+
 def load_images(data: str | None, config: ModelConfig, *, device: str, batch: int, count: int | None = None) -> Tensor:
     """Bytes (N, C, R, R) on the device, in whole batches: random, or of a folder or tar, repeated to fill the last."""
     on_gpu = device.startswith("cuda")

@@ -136,7 +136,7 @@ def made_points(speeds=(20, 25, 33, 49, 90)):
             accuracy=share_interval(289 - number, 300),
             exit_shares=(number / 4, 1 - number / 4),
             images_per_s=speed,
-            spread=None if number else 0.02,
+            spread=0.02,
         )
         for number, speed in enumerate(speeds)
     )
@@ -150,7 +150,7 @@ def test_the_table_has_accuracy_and_speed_of_each_threshold():
     ]
     assert [float(row["continuing"]) for row in rows] == [1.0, 0.75, 0.5, 0.25, 0.0]
     assert [float(row["images_per_s"]) for row in rows] == [20, 25, 33, 49, 90]
-    assert [row["spread"] for row in rows] == ["0.02", "", "", "", ""]
+    assert [row["spread"] for row in rows] == ["0.02"] * 5
     for row in rows:
         assert 0 < float(row["accuracy_low"]) < float(row["accuracy"]) < float(row["accuracy_high"]) < 1
     assert "a processor, 2 threads; fp32, batch 64, 300 images" in throughput_table(made_points()).to_markdown()
@@ -305,6 +305,13 @@ def test_titles_hold_the_speeds_and_the_memory():
     fastest = max(equal or others, key=lambda point: point.images_per_s)
     assert title.startswith(f"{fastest.images_per_s:.0f} instead of {every.images_per_s:.0f} images/s")
     assert title.endswith("\na processor, 2 threads, fp32, batch 64, 300 images")
+    assert "× the speed" not in title  # the accuracy is lower
+    even = [replace(point, accuracy=every.accuracy) for point in result.points]
+    title = throughput_figure(replace(result, points=even)).axes[0].get_title()
+    assert "at equal top-1: 4.50 × the speed (4.41 to 4.59)" in " ".join(title.split())
+    unsteady = [replace(point, spread=1.5) for point in even]
+    title = throughput_figure(replace(result, points=unsteady)).axes[0].get_title()
+    assert "at equal top-1: no clear difference" in " ".join(title.split())
     first = throughput_figure(replace(result, points=result.points[:1])).axes[0].get_title()
     assert first.startswith(f"{every.images_per_s:.0f} images/s at a top-1 of {100 * every.accuracy.mean:.1f}")
     memory = made_memory(without=[("eager", 512)])

@@ -2,9 +2,12 @@
 
 import importlib
 import json
+import re
 
 import pytest
 
+import progresvit
+from progresvit import compute
 from progresvit.engine import measurement
 from progresvit.io.model_folder import bundled_folder
 from tests.commands import refused, run, works
@@ -27,32 +30,45 @@ def rows_of(output):
 def test_memory_is_measured_in_a_fresh_process(model):
     subject = {"model": str(model), "eager": True, "device": "cpu", "precision": "fp32", "batch": 4, "continuing": 1}
     timing = {"device": "cpu", "threads": 1, "seconds": 0}
-    row = measurement.in_fresh_process(bench.measure, subject, timing)
+    row = measurement.in_fresh_process(bench.measure, "model, round by round", subject, timing)
     assert row["exit_shares"] == [0, 1]
     assert 0 < row["peak_gib"] < 1
 
 
 def test_the_engine_is_measured_beside_the_model(model, here):
     rows = rows_of(works("bench", model, *QUICK, "--json"))
-    assert list(rows) == ["engine, torch", "model, round by round"]
+    assert list(rows) == ["engine, torch", "engine, all rounds", "model, round by round", "plain ViT in the engine"]
+    assert [rows[name]["exit_shares"][1] for name in rows if name != "plain ViT in the engine"] == [
+        pytest.approx(0.664, abs=1 / 32), 1, pytest.approx(0.664, abs=1 / 32)
+    ]  # fmt: skip
     for row in rows.values():
-        assert row["exit_shares"][1] == pytest.approx(0.664, abs=1 / 32)
         assert row["images_per_s"] > 0
         assert row["p50_ms"] <= row["p95_ms"]
+    config = progresvit.load(model).config
+    assert rows["engine, all rounds"]["gmacs"] == pytest.approx(compute.cumulative_gmacs(config)[-1])
+    plain = config.replace(rounds=config.rounds[-1:], psg=False)
+    assert rows["plain ViT in the engine"]["gmacs"] == pytest.approx(compute.cumulative_gmacs(plain)[0])
 
 
 def test_a_table_and_a_ratio_are_printed(model, here):
     output = works("bench", model, *QUICK, "--continuing", 0.5)
     assert "engine, torch" in output
     assert "50.0" in output
-    assert "times as fast as the model run round by round at batch 4" in output
+    assert re.search("engine, torch, beside plain ViT in the engine: .* at batch 4; at batch 1 .p50. .* ms", output)
+
+
+def test_a_ratio_is_told_only_if_the_runs_do_not_overlap():
+    slow, fast = {"images_per_s": 100, "spread": 0.2}, {"images_per_s": 150, "spread": 0.2}
+    assert measurement.describe_ratio(fast, slow) == "1.50 × the speed (1.23 to 1.83)"
+    assert measurement.describe_ratio(slow, fast) == "0.67 × the speed (0.55 to 0.81)"
+    assert measurement.describe_ratio({**fast, "spread": 0.6}, slow) is None
 
 
 @pytest.mark.slow
 def test_images_and_thresholds_can_be_given(model, digits, here):
     for threshold, share in (("inf", 0), ("0", 1)):
         rows = rows_of(works("bench", model, *QUICK, "--data", digits / "val", "--threshold", threshold, "--json"))
-        assert [row["exit_shares"][1] for row in rows.values()] == [share, share]
+        assert [rows[name]["exit_shares"][1] for name in ("engine, torch", "model, round by round")] == [share, share]
     assert rows["engine, torch"]["thresholds"] == [0.0]
 
 
