@@ -310,7 +310,10 @@ WRONG = {
     ],
     "timeout must be a number above 0.": [{**with_tensor(), "parameters": {"timeout": 0}}],
     "parameters must be a JSON object.": [{**with_tensor(), "parameters": 3}],
-    "outputs must be among entropy, error, exit_round, label, probs.": [
+    "unknown parameter; the parameters are threshold, timeout.": [
+        {**with_tensor(), "parameters": {"treshold": 0.5}}, {**with_tensor(), "parameters": {"top_k": 1}},
+    ],
+    "outputs must be among abstained, entropy, error, exit_round, label, probs.": [
         {**with_tensor(), "outputs": wrong} for wrong in ([{"name": "logits"}], [{"name": []}], "label")
     ],
     "id must be a string.": [{**with_tensor(), "id": 3}, b'\xef\xbb\xbf{"id": 3, "inputs": []}'],
@@ -351,7 +354,7 @@ def test_a_request_whose_body_still_arrives_is_answered_before_the_end(served_mo
             connection.sendall(
                 b"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:50]
             )
-            wait_until(lambda: server.service._requests)
+            wait_until(lambda: server.service.intake.requests)
             server.server._loop.call_soon_threadsafe(server.server._drain)
             wait_until(lambda: server.service.is_draining)
             assert server.client.get("/v2/health/ready").status_code == 503

@@ -113,7 +113,7 @@ def test_slow_images_do_not_hold_up_others_and_are_bounded(served_model, photos,
             (child,) = server.service.decoder._slow._children
             os.kill(child.process.pid, signal.SIGCONT)
         assert [response.status_code for response in responses] == [200] * 4
-        wait_until(lambda: not server.service._slow_pixels)
+        wait_until(lambda: not server.service.intake.slow_pixels)
         many = server.infer(hostile.infer([large] * 8))  # in one request, when it is alone
         assert (many.status_code, "error" in {output["name"] for output in many.json()["outputs"]}) == (200, False)
 
@@ -122,7 +122,7 @@ def test_memory_for_fewer_than_four_requests_is_refused(served_model):
     with Engine(served_model, 1.0) as engine, pytest.raises(ValueError, match="at least four times body, 64000000"):
         Service(engine, "tiny", ServerMetrics(2), limits=Limits(memory=10_000_000))
     with running(served_model, 1.0, limits=Limits(body=200_000_000)) as server:
-        assert server.service.memory == 800_000_000
+        assert server.service.intake.memory == 800_000_000
 
 
 def test_a_request_of_many_images_leaves_room_for_others(served_model, photos):
@@ -171,7 +171,7 @@ def test_requests_are_refused_when_too_many_bytes_are_held(served_model, photos)
         large = photos[0] + bytes(900_000)
         with stopped(server):
             with sent(server, [large] * 2) as responses:
-                wait_until(lambda: server.service.held > 1_800_000)
+                wait_until(lambda: server.service.intake.held > 1_800_000)
                 with sent(server, [large] * 2) as more:  # a third has room beside itself, and a fourth has not
                     wait_until(lambda: more)
                     assert more[0].status_code == 429
@@ -182,7 +182,7 @@ def test_requests_are_refused_when_too_many_bytes_are_held(served_model, photos)
                         os.kill(child.process.pid, signal.SIGCONT)
             small.join()
         assert [response.status_code for response in (*responses, *more)].count(200) == 3
-        wait_until(lambda: not server.service.held)
+        wait_until(lambda: not server.service.intake.held)
 
 
 def test_an_image_that_was_given_up_is_counted_until_its_process_is_done(served_model, photos):
@@ -194,8 +194,8 @@ def test_an_image_that_was_given_up_is_counted_until_its_process_is_done(served_
                 pass
             assert [response.status_code for response in responses] == [504] * 4
             # two are in processes; the others had not begun and are gone
-            wait_until(lambda: server.service.held == 2 * len(content))
-        wait_until(lambda: not server.service.held)
+            wait_until(lambda: server.service.intake.held == 2 * len(content))
+        wait_until(lambda: not server.service.intake.held)
         assert server.classify(photos[0]).status_code == 200
 
 
@@ -221,7 +221,7 @@ def test_what_a_refused_request_sent_is_free_at_once(served_model, photos):
                 for _ in range(3):
                     assert post(server, "/classify?timeout=0.5", *upload) == 504
                 assert post(server, INFER, *infer) == 504
-            wait_until(lambda: not server.service.held)
+            wait_until(lambda: not server.service.intake.held)
             wait_until(lambda: tracemalloc.get_traced_memory()[0] < 4_000_000)
         finally:
             tracemalloc.stop()
@@ -255,7 +255,7 @@ def open_slowly(server, count):
 def test_slow_bodies_do_not_keep_others_out(served_model, photos, monkeypatch):
     monkeypatch.setattr(body, "GRACE", 60.0)
     with running(served_model, 1.0, limits=Limits(receive=60)) as server, open_slowly(server, 150):
-        wait_until(lambda: server.service._requests == 150)
+        wait_until(lambda: server.service.intake.requests == 150)
         assert server.classify(photos[0]).status_code == 200
         monkeypatch.setattr(body, "GRACE", 0.05)
         with open_slowly(server, 1):
