@@ -89,6 +89,7 @@ class Intake:
         limits: What the server accepts.
 
     Attributes:
+        pending: The most images of a model that wait or run: an equal share of ``limits.pending``.
         requests: Number of requests that are read or answered now.
         held: Bytes of requests that are held now.
         is_draining: Whether new requests are refused because the server ends.
@@ -102,6 +103,7 @@ class Intake:
         plan = max((engine.opener.plan for engine in engines), key=lambda plan: plan.crop.byte_count)  # any crop fits
         workers = max(engine.workers for engine in engines)
         self.decoder = IsolatedDecoder(plan, workers=workers, most_bytes=self.limits.body)
+        self.pending = max(1, self.limits.pending // len(engines))
         self.requests = self.held = self.slow_pixels = 0
         self.is_draining = False
 
@@ -150,8 +152,8 @@ class Service:
         """The most images that may wait or run: as many as are computed in ``limits.queue`` seconds."""
         seconds = max(self.metrics.seconds_per_image() or 0.0, self.decoder.seconds_per_image)
         if not seconds:
-            return self.limits.pending
-        return min(self.limits.pending, max(LEAST_PENDING, math.ceil(self.limits.queue / seconds)))
+            return self.intake.pending
+        return min(self.intake.pending, max(LEAST_PENDING, math.ceil(self.limits.queue / seconds)))
 
     @contextmanager
     def accepted(self) -> Iterator[Hold]:

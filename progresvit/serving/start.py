@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ipaddress
 import os
 import re
@@ -151,7 +152,7 @@ def _page(source: ModelSource, service: Service) -> APIRouter | None:
         return None
     policy = service.engine.policy
     return page_router(
-        source.model.eval(),
+        copy.deepcopy(source.model).eval(),  # a backend of your own may run the model
         name=service.name,
         folder=source.folder,
         threshold=policy.thresholds[0] if policy.thresholds else 0.0,

@@ -429,6 +429,9 @@ def test_a_setting_that_withholds_has_a_button_and_hides_the_answer(browser, sch
         assert page.locator("#answer").inner_text() == "goldfish"
         page.set_viewport_size({"width": 390, "height": 844})
         screenshot(page, f"{scheme}_narrow")
+        page.get_by_role("button", name="tabby").click()
+        page.get_by_text("Withheld after").wait_for()
+        screenshot(page, f"{scheme}_narrow_withheld")
 
 
 @pytest.mark.slow

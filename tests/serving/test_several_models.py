@@ -71,6 +71,7 @@ def test_metrics_have_the_model_and_requests_are_counted_together(folders, photo
 def test_the_bound_of_bytes_and_the_processes_are_those_of_the_server(server, photos):
     first, second = server.server.services
     assert first.decoder is second.decoder
+    assert first.queue_limit + second.queue_limit <= Limits.pending
     large = photos[0] + bytes(900_000)
     with stopped(server), sent(server, [large] * 2, model="first") as responses:
         wait_until(lambda: first.intake.held > 1_800_000)
