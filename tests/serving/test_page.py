@@ -30,6 +30,7 @@ from progresvit.serving.page.router import page_router
 from progresvit.serving.service import Limits
 from tests.factories import setting_of, tiny_config
 from tests.serving.conftest import encode, in_thread, wait_until
+from tests.serving.test_withheld import served
 
 SAMPLE = samples_folder() / "golden_retriever.jpg"
 
@@ -432,6 +433,25 @@ def test_a_setting_that_withholds_has_a_button_and_hides_the_answer(browser, sch
         page.get_by_role("button", name="tabby").click()
         page.get_by_text("Withheld after").wait_for()
         screenshot(page, f"{scheme}_narrow_withheld")
+
+
+@pytest.mark.slow
+def test_the_page_of_a_server_that_withholds_begins_with_its_limits(browser):
+    with (
+        served("nettewoof-tiny", threshold="careful") as server,
+        opened(browser, server.address) as page,
+    ):
+        assert page.locator("#settings button[aria-pressed=true]").inner_text() == "careful"
+        assert "images that score as none of the classes (energy below" in page.locator("#withheld").inner_text()
+        answers = {"coffee": "None of its classes (French horn?)", "golden_retriever": "golden retriever"}
+        for sample, text in answers.items():
+            page.get_by_role("button", name=sample.replace("_", " ")).click()
+            page.wait_for_selector(f"#preview[alt*={sample}]")
+            page.wait_for_selector("#rounds li:nth-child(2) .view:not([hidden])")
+            assert page.locator("#answer").inner_text() == text
+            answer = server.classify((samples_folder() / f"{sample}.jpg").read_bytes()).json()
+            assert answer["abstained"] == text.startswith("None")
+            assert answer["label"] == (None if answer["abstained"] else text)
 
 
 @pytest.mark.slow

@@ -98,10 +98,10 @@ function render() {
 function withheldText() {
   const { entropy, ood } = withheld;
   const limits = [
-    ...(entropy === null ? [] : [`an entropy of ${entropy.toFixed(3)} or more`]),
-    ...(ood === null ? [] : [`a score of none of the classes (${ood.score} below ${ood.limit.toFixed(3)})`]),
+    ...(entropy === null ? [] : [`answers with an entropy of ${entropy.toFixed(3)} or more`]),
+    ...(ood === null ? [] : [`images that score as none of the classes (${ood.score} below ${ood.limit.toFixed(3)})`]),
   ];
-  return limits.length ? `Answers with ${limits.join(", or ")} are withheld.` : "";
+  return limits.length ? `Withheld: ${limits.join(", and ")}.` : "";
 }
 
 function roundState(s, exit) {
