@@ -28,6 +28,7 @@ def served(*models, **options):
         service.engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["careful", "unknown"])
 def test_a_withheld_answer_is_no_answer_in_any_response(careful, setting, tmp_path, monkeypatch, capsys):
     folder, withheld, given = careful
@@ -86,6 +87,7 @@ def test_an_answer_that_is_not_withheld_is_given(careful):
     assert (answer["probability"], answer["top"]) == (pytest.approx(expected.probability), [])
 
 
+@pytest.mark.slow
 def test_a_request_may_ask_for_more_or_fewer_classes_than_the_server_reports(careful):
     folder, _, given = careful
     (expected,) = Engine(folder, "careful", top_k=10).classify([given])
