@@ -1,4 +1,4 @@
-"""``progresvit serve``: an HTTP server for a model."""
+"""``progresvit serve``: an HTTP server for one or more models."""
 
 from __future__ import annotations
 
@@ -13,11 +13,22 @@ from progresvit.io.parse import parse_limit
 
 
 def serve(
-    model: Annotated[str | None, typer.Argument(help=f"{options.EXPORT_HELP} imagenet-tiny by default.")] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...", help=f"{options.EXPORT_HELP} imagenet-tiny by default. The first one has the page."
+        ),
+    ] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Option("--name", help="Name of a model in addresses, once for each model; by default its folder's."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all of the machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 for any that is free.", min=0, max=65535)] = 8000,
     threshold: options.Limit = None,
-    top_k: options.TopK = 1,
+    top_k: Annotated[
+        int, typer.Option(help="Number of classes to report, most likely first, unless a request asks for another.")
+    ] = 1,
     backend: options.Backend = None,
     device: options.Device = None,
     precision: options.Precision = "fp32",
@@ -47,7 +58,7 @@ def serve(
         bool, typer.Option("--allow-anyone", help="Listen for other machines although there is no token.")
     ] = False,
 ) -> None:
-    """Serve a model over HTTP: Open Inference Protocol v2, POST /classify, /metrics. Ends on Ctrl-C or SIGTERM.
+    """Serve models over HTTP: Open Inference Protocol v2, POST /classify, /metrics. Ends on Ctrl-C or SIGTERM.
 
     With a token in the variable PROGRESVIT_TOKEN, clients must send it as a bearer token.
     """
@@ -69,7 +80,8 @@ def serve(
     )  # fmt: skip
     with output.setting_notes():
         server = make_server(
-            model, parse_limit(threshold), host=host, port=port, token=os.environ.get(TOKEN) or None,
+            models or None, parse_limit(threshold), names=names or None, host=host, port=port,
+            token=os.environ.get(TOKEN) or None,
             allow_anyone=allow_anyone, hosts=allow_host or None, limits=limits, audit_rate=audit, top_k=top_k,
             backend=backend, precision=precision, batch=batch, threads=threads, device=device, max_pixels=max_pixels,
         )  # fmt: skip

@@ -33,12 +33,14 @@ KERNELS = ("fused", "plain")
 
 
 def open_source(
-    model: RoundModel | str | os.PathLike[str] | None,
+    model: RoundModel | ModelSource | str | os.PathLike[str] | None,
     backend: Backend | None = None,
     *,
     task: ModelTask | None = "classification",
 ) -> ModelSource:
     """Open a model, the folder, bundled name or hub id of one, or an export; None is the default bundled model.
+
+    A source that is open already is returned.
 
     A model for another task is refused, and so is one without a head. None takes models for any task, with or without a
     head.
@@ -65,9 +67,11 @@ def check_task(config: ModelConfig, task: ModelTask, what: str) -> None:
 
 
 def _open(
-    model: RoundModel | str | os.PathLike[str] | None, backend: Backend | None, *, remedy: str | None
+    model: RoundModel | ModelSource | str | os.PathLike[str] | None, backend: Backend | None, *, remedy: str | None
 ) -> ModelSource:
     """``remedy`` ends the error for a model of another kind."""
+    if isinstance(model, TorchSource | ExportSource):
+        return model
     folder: Path | None = None
     name: str | None = None
     exported = isinstance(model, str | os.PathLike) and is_export(model)

@@ -30,6 +30,7 @@ from progresvit.routing.decide import Abstention, Policy, check_own_threshold, w
 from progresvit.routing.settings import Setting, SettingWarning
 
 if TYPE_CHECKING:
+    from progresvit.engine.backends import ModelSource
     from progresvit.engine.batcher import Observer
     from progresvit.model import ProgResViT
     from progresvit.routing.custom_router import ExitScore
@@ -68,7 +69,7 @@ class Engine:
 
     def __init__(
         self,
-        model: ProgResViT | PathLike | None = None,
+        model: ProgResViT | ModelSource | PathLike | None = None,
         threshold: ThresholdLike | None = None,
         *,
         budget_gmacs: float | None = None,

@@ -96,12 +96,14 @@ class PredictionMaker:
                 error=None,
             )
             if self.top_k > 1 and classes[0] >= 0:
-                prediction.__dict__["top"] = tuple(
-                    Candidate(index=index, label=self._label(index), probability=each)
-                    for index, each in zip(classes, probabilities)
-                )
+                prediction.__dict__["top"] = tuple(map(self._candidate, classes, probabilities))
             predictions.append(prediction)
         return predictions
+
+    def _candidate(self, index: int, probability: float) -> Candidate:
+        candidate = object.__new__(Candidate)
+        candidate.__dict__.update(index=index, label=self._label(index), probability=probability)
+        return candidate
 
     def _label(self, index: int) -> str | None:
         return self.labels[index] if self.labels and index >= 0 else None

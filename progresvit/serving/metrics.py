@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from progresvit.engine.prediction import Prediction
@@ -21,6 +22,8 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 DECAY = 0.98
 """Weight of a batch in moving averages, relative to the next batch."""
+OF_THE_SERVER = ("requests", "request_failures", "request_duration_seconds", "pending_requests")
+"""Metrics of all requests, whatever their model. The first model counts them."""
 ENTROPIES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.2, 1.5, 1.8, 2.1, 2.4)
 
 
@@ -90,10 +93,9 @@ class ServerMetrics:
             self.images.labels(name)
             self.batches.labels(name)
 
-    def text(self) -> bytes:
-        """All metrics in the text format of Prometheus."""
+    def update(self) -> None:
+        """Measure what is measured when it is asked for."""
         self.drift.set(math.nan if self._drift is None else self._drift.distance())
-        return generate_latest(self.registry)
 
     def answered(self, prediction: Prediction) -> None:
         self.images.labels(str(prediction.exit_round)).inc()
@@ -121,6 +123,36 @@ class ServerMetrics:
     def seconds_per_image(self) -> float | None:
         """Mean compute time of an image in recent batches; None before the first batch."""
         return self._recent_seconds / self._recent_images if self._recent_seconds and self._recent_images else None
+
+
+def metrics_text(models: Mapping[str, ServerMetrics]) -> bytes:
+    """The metrics of a server in the text format of Prometheus; those of several models have the label ``model``."""
+    for metrics in models.values():
+        metrics.update()
+    if len(models) == 1:
+        return generate_latest(next(iter(models.values())).registry)
+    registry = CollectorRegistry()
+    registry.register(_PerModel(models))
+    return generate_latest(registry)
+
+
+class _PerModel(Collector):
+    """Collects the metrics of several models."""
+
+    def __init__(self, models: Mapping[str, ServerMetrics]) -> None:
+        self.models = models
+
+    def collect(self) -> list[Metric]:
+        families: dict[str, Metric] = {}
+        for model, metrics in self.models.items():
+            for family in metrics.registry.collect():
+                if family.name.removeprefix("progresvit_") in OF_THE_SERVER:
+                    families.setdefault(family.name, family)
+                    continue
+                merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                for sample in family.samples:
+                    merged.samples.append(sample._replace(labels={"model": model, **sample.labels}))
+        return list(families.values())
 
 
 class BatchHistogram:

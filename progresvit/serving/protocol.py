@@ -33,7 +33,14 @@ CLIENT_CLOSED = 499
 """Status of a request whose client disconnected. It appears in metrics only."""
 MOST_VALUES = 10_000
 """The most values and keys of a JSON body, which also limits its depth."""
-OUTPUTS = {"label": "BYTES", "probs": "FP32", "exit_round": "INT32", "entropy": "FP32", "error": "BYTES"}
+OUTPUTS = {
+    "label": "BYTES",
+    "probs": "FP32",
+    "exit_round": "INT32",
+    "entropy": "FP32",
+    "abstained": "BOOL",
+    "error": "BYTES",
+}
 """Output tensors of an inference and their datatypes."""
 
 
@@ -59,14 +66,33 @@ ImageFile = Annotated[
 ]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_refuse_bool)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_refuse_bool)]
+Count = Annotated[int, Field(ge=1)]
 FiniteOrZero = Annotated[float, AfterValidator(_finite_or_zero)]
 
 
 class Parameters(BaseModel):
     """How the images of a request are answered."""
 
+    model_config = ConfigDict(extra="forbid")
+
     threshold: NotNegative | None = Field(None, description="threshold must be a number of at least 0.")
     timeout: Positive | None = Field(None, description="timeout must be a number above 0.")
+
+
+def _without_binary(value: Any) -> Any:
+    """Triton's client asks for binary outputs by itself. The protocol allows JSON in any case."""
+    if not isinstance(value, dict):
+        return value or {}
+    return {key: wanted for key, wanted in value.items() if key != "binary_data_output"}
+
+
+class ClassifyQuery(Parameters):
+    """The query of the plain upload."""
+
+    top_k: Count | None = Field(None, description="top_k must be a whole number of at least 1.")
+    """Number of classes in ``top``; by default the server's."""
+    model: str | None = Field(None, description="model must be a name.")
+    """Name of the model; by default the first."""
 
 
 class ImageTensor(BaseModel):
@@ -88,7 +114,7 @@ class ImageTensor(BaseModel):
 class RequestedOutput(BaseModel):
     """An output tensor that the client wants."""
 
-    name: Literal["label", "probs", "exit_round", "entropy", "error"]
+    name: Literal["label", "probs", "exit_round", "entropy", "abstained", "error"]
 
 
 class InferRequest(BaseModel):
@@ -98,7 +124,7 @@ class InferRequest(BaseModel):
     inputs: list[ImageTensor] = Field(
         min_length=1, max_length=1, description="inputs must be a list with one tensor, image."
     )
-    parameters: Annotated[Parameters, BeforeValidator(lambda value: value or {})] = Field(
+    parameters: Annotated[Parameters, BeforeValidator(_without_binary)] = Field(
         Parameters(), description="parameters must be a JSON object."
     )
     outputs: list[RequestedOutput] | None = Field(
@@ -134,7 +160,7 @@ class ModelMetadata(BaseModel):
 class OutputTensor(TensorMetadata):
     """One value for each image."""
 
-    data: list[str] | list[int] | list[float]
+    data: list[str] | list[bool] | list[int] | list[float]
 
 
 class InferResponse(BaseModel):
@@ -157,19 +183,28 @@ class CandidateResponse(BaseModel):
 
 
 class PredictionResponse(BaseModel):
-    """The answer for one image: the fields of :class:`Prediction`."""
+    """The answer for one image: the fields of :class:`Prediction`.
 
-    model_config = ConfigDict(from_attributes=True)
+    A withheld answer (``abstained``) has no label, index and probability; the best guesses are in ``top``.
+    """
 
     label: str | None
-    index: int
-    probability: FiniteOrZero
+    index: int | None
+    probability: FiniteOrZero | None
     exit_round: int
     entropy: FiniteOrZero
     gmacs: float
     abstained: bool
     out_of_distribution: bool
     top: list[CandidateResponse]
+
+    @classmethod
+    def of(cls, prediction: Prediction, top_k: int) -> PredictionResponse:
+        """The answer with ``top_k`` classes in ``top``."""
+        values = {name: getattr(prediction, name) for name in cls.model_fields}
+        if prediction.abstained:
+            values |= {"label": None, "index": None, "probability": None}
+        return cls.model_validate({**values, "top": prediction.top[:top_k]}, from_attributes=True)
 
 
 class ErrorResponse(BaseModel):
@@ -186,7 +221,7 @@ def parse_infer(body: bytes | bytearray, *, most_images: int) -> InferRequest:
         request = InferRequest.model_validate_json(body.removeprefix(codecs.BOM_UTF8))
     except ValidationError as error:
         first = error.errors(include_input=False, include_context=False, include_url=False)[0]
-        text = explain_field(InferRequest, first["loc"])
+        text = explain_error(InferRequest, first["loc"], first["type"])
         if first["type"] == "json_invalid":
             text = "the body is not JSON." if body else "the body is empty."
         raise HTTPException(HTTPStatus.BAD_REQUEST, text) from None
@@ -195,28 +230,38 @@ def parse_infer(body: bytes | bytearray, *, most_images: int) -> InferRequest:
     return request
 
 
-def explain_field(model: type[BaseModel], place: Iterable[str | int]) -> str:
-    """The description of the field at this place of a request, or of the nearest field around it."""
+def explain_error(model: type[BaseModel], place: Iterable[str | int], kind: str) -> str:
+    """The description of the field at this place of a request, or of the nearest field around it.
+
+    If the field is unknown (``kind`` is "extra_forbidden"), the text names the fields of that object.
+    """
     text = "the body must be a JSON object."
     nested: dict[str, type[BaseModel]] = {"inputs": ImageTensor, "parameters": Parameters}
     for name in map(str, place):
         if name in model.model_fields:
             text = model.model_fields[name].description or text
             model = nested.get(name, model)
+    if kind == "extra_forbidden":
+        return f"unknown parameter; the parameters are {', '.join(sorted(model.model_fields))}."
     return text
 
 
 def infer_response(
     predictions: Sequence[Prediction], request: InferRequest, *, model: str, version: str
 ) -> InferResponse:
-    """The outputs of the model. If an image could not be opened, its ``exit_round`` is 0 and ``error`` says why."""
+    """The outputs of the model. If an image could not be opened, its ``exit_round`` is 0 and ``error`` says why.
+
+    A withheld answer (``abstained``) has an empty label and the probability 0.
+    """
     columns: dict[str, list[Any]] = {
         "label": [
-            str(prediction.index) if prediction.label is None else prediction.label for prediction in predictions
+            "" if answer.abstained else str(answer.index) if answer.label is None else answer.label
+            for answer in predictions
         ],
-        "probs": [_finite_or_zero(prediction.probability) for prediction in predictions],
+        "probs": [0.0 if answer.abstained else _finite_or_zero(answer.probability) for answer in predictions],
         "exit_round": [prediction.exit_round for prediction in predictions],
         "entropy": [_finite_or_zero(prediction.entropy) for prediction in predictions],
+        "abstained": [prediction.abstained for prediction in predictions],
         "error": [prediction.error or "" for prediction in predictions],
     }
     names = [output.name for output in request.outputs or ()] or OUTPUTS

@@ -30,6 +30,7 @@ from starlette.types import Receive, Scope, Send
 from progresvit.data.isolated import IsolatedDecoder
 from progresvit.data.prepare import Form
 from progresvit.engine import Engine
+from progresvit.engine.backends import open_source
 from progresvit.engine.images import ImageOpener
 from progresvit.engine.options import EngineOptions
 from progresvit.engine.prediction import Prediction
@@ -41,7 +42,7 @@ from progresvit.serving.front.app import make_app
 from progresvit.serving.metrics import ServerMetrics
 from progresvit.serving.ray_data import check_model, for_each_round
 from progresvit.serving.service import UNSUPPORTED, Limits, gather_within, is_image, too_many_requests
-from progresvit.serving.start import CPU_BATCH, MOST_PIXELS, TOKEN
+from progresvit.serving.start import CPU_BATCH, MOST_PIXELS, TOKEN, with_candidates
 
 try:
     from ray import serve
@@ -66,6 +67,8 @@ class Options(Section):
     """A model folder, bundled name, hub id or export. Every node must have it."""
     threshold: float | tuple[float, ...] | str | None = None
     """A number, one for each round but the last, or a setting, as for :class:`Engine`."""
+    top_k: int = Field(1, ge=1)
+    """Number of classes in ``top`` of an answer, unless the request asks for another; 1 for an empty ``top``."""
     device: str | None = None
     precision: str = "fp32"
     threads: int | None = Field(None, ge=1)
@@ -109,8 +112,9 @@ class Options(Section):
     def engine_options(self) -> EngineOptions:
         """The options of the engine of a replica."""
         return EngineOptions(
-            device=self.engine_device, precision=self.precision, threads=self.threads, batch=self.largest_batch
-        )
+            device=self.engine_device, precision=self.precision, threads=self.threads, batch=self.largest_batch,
+            top_k=self.top_k,
+        )  # fmt: skip
 
 
 def application(options: Options) -> serve.Application:
@@ -155,7 +159,8 @@ class RoundReplica:
     """A replica of a round."""
 
     def __init__(self, s: int, options: Options, next_round: DeploymentHandle | None) -> None:
-        engine = Engine(options.model, options.threshold, options=options.engine_options())
+        source = open_source(options.model)
+        engine = Engine(source, options.threshold, options=with_candidates(options.engine_options(), source))
         self.s, self.options, self.engine, self.next_round = s, options, engine, next_round
         self.runner = RoundRunner(engine)
         self.runner.warm_up(s)  # before Ray sends requests
@@ -214,7 +219,7 @@ class FirstRoundReplica(RoundReplica):
     def __init__(self, s: int, options: Options, next_round: DeploymentHandle | None) -> None:
         super().__init__(s, options, next_round)
         self.name = Path(options.model).expanduser().resolve().name
-        self.limits = Limits(deadline=options.deadline)
+        self.top_k, self.limits = options.top_k, Limits(deadline=options.deadline)
         self.metrics = ServerMetrics(len(self.engine.gmacs))  # Ray has an address of its own for them
         self._opener, self._pending = ImageOpener(self.engine.config, max_pixels=options.max_pixels), 0
         workers = max(1, math.ceil(options.cpus))

@@ -81,16 +81,44 @@ class Limits:
     """Seconds to answer the accepted requests when the server ends."""
 
 
+class Intake:
+    """What the models of a server share: the bound of the requests and of their bytes, and the processes that decode.
+
+    Args:
+        engines: The engines of the models, with one limit of pixels.
+        limits: What the server accepts.
+
+    Attributes:
+        pending: The most images of a model that wait or run: an equal share of ``limits.pending``.
+        requests: Number of requests that are read or answered now.
+        held: Bytes of requests that are held now.
+        is_draining: Whether new requests are refused because the server ends.
+    """
+
+    def __init__(self, engines: Sequence[Engine], limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.memory = self.limits.memory or max(MEMORY, 4 * self.limits.body)
+        if self.memory < 4 * self.limits.body:
+            raise ValueError(f"memory must be at least four times body, {4 * self.limits.body}, got {self.memory}.")
+        plan = max((engine.opener.plan for engine in engines), key=lambda plan: plan.crop.byte_count)  # any crop fits
+        workers = max(engine.workers for engine in engines)
+        self.decoder = IsolatedDecoder(plan, workers=workers, most_bytes=self.limits.body)
+        self.pending = max(1, self.limits.pending // len(engines))
+        self.requests = self.held = self.slow_pixels = 0
+        self.is_draining = False
+
+
 class Service:
     """Answers requests with an engine.
 
     Args:
         engine: Must have ``metrics`` as its observer.
         name: Name of the model in addresses and responses.
+        limits: What the server accepts, if there is no intake.
         audit: Samples images to run to the last round; None for no audit.
-
-    Attributes:
-        held: Bytes of requests that are held now.
+        intake: What this model shares with the others of the server; None for a server of one model.
+        top_k: Number of classes in ``top`` of an answer, unless the request asks for another number; 1 for an empty
+            ``top``. By default the engine's, which is the most that a request may ask for.
     """
 
     version = "1"
@@ -103,25 +131,29 @@ class Service:
         *,
         limits: Limits | None = None,
         audit: Audit | None = None,
+        intake: Intake | None = None,
+        top_k: int | None = None,
     ) -> None:
-        self.engine, self.name, self.metrics = engine, name, metrics
-        self.limits, self.audit = limits or Limits(), audit
-        self.memory = self.limits.memory or max(MEMORY, 4 * self.limits.body)
-        if self.memory < 4 * self.limits.body:
-            raise ValueError(f"memory must be at least four times body, {4 * self.limits.body}, got {self.memory}.")
-        self.is_draining = False
-        self._pending = self._later = self._slow = self._slow_pixels = self._requests = self.held = 0
-        self.decoder = IsolatedDecoder(engine.opener.plan, workers=engine.workers, most_bytes=self.limits.body)
+        self.engine, self.name, self.metrics, self.audit = engine, name, metrics, audit
+        self.intake = intake = intake or Intake([engine], limits)
+        self.limits, self.decoder = intake.limits, intake.decoder
+        self.top_k = engine.top_k if top_k is None else top_k
+        self._pending = self._later = self._slow = 0
         self._turns: deque[asyncio.Future[None]] = deque()
         self._audits: set[asyncio.Future[None]] = set()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are refused because the server ends."""
+        return self.intake.is_draining
 
     @property
     def queue_limit(self) -> int:
         """The most images that may wait or run: as many as are computed in ``limits.queue`` seconds."""
         seconds = max(self.metrics.seconds_per_image() or 0.0, self.decoder.seconds_per_image)
         if not seconds:
-            return self.limits.pending
-        return min(self.limits.pending, max(LEAST_PENDING, math.ceil(self.limits.queue / seconds)))
+            return self.intake.pending
+        return min(self.intake.pending, max(LEAST_PENDING, math.ceil(self.limits.queue / seconds)))
 
     @contextmanager
     def accepted(self) -> Iterator[Hold]:
@@ -132,22 +164,23 @@ class Service:
         if self.is_draining:
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down.", {"Connection": "close"})
         self._check_capacity()
-        if self._requests >= 2 * self.queue_limit + READ_AHEAD:
+        intake = self.intake
+        if intake.requests >= 2 * self.queue_limit + READ_AHEAD:
             raise self._full()
-        self._requests += 1
+        intake.requests += 1
         request = 0
 
         def hold(size: int) -> None:
             nonlocal request
-            if request + size > self.memory - (self.held + size):
+            if request + size > intake.memory - (intake.held + size):
                 raise self._full()
-            self.held, request = self.held + size, request + size
+            intake.held, request = intake.held + size, request + size
 
         try:
             yield hold
         finally:
-            self._requests -= 1
-            self.held -= request
+            intake.requests -= 1
+            intake.held -= request
 
     @property
     def _waiting(self) -> int:
@@ -211,10 +244,10 @@ class Service:
                 return
 
     async def drain(self) -> None:
-        """Refuse new requests and wait for the accepted ones, at most ``limits.drain`` seconds."""
-        self.is_draining = True
+        """Refuse new requests to the server and wait for the accepted ones, at most ``limits.drain`` seconds."""
+        self.intake.is_draining = True
         end = time.monotonic() + self.limits.drain
-        while self._requests and time.monotonic() < end:
+        while self.intake.requests and time.monotonic() < end:
             await asyncio.sleep(0.02)
 
     def close(self) -> None:
@@ -232,6 +265,7 @@ class Service:
         """Prepare an image file in a process with limits. The slow images of a request share the lock."""
         if not is_image(content):
             return Prepared(Form.ERROR, error=UNSUPPORTED)
+        plan = plan or self.engine.opener.plan
         prepared = await self._until_given_up(self.decoder.submit(content, plan), content)
         if prepared.form is not Form.LATER:
             return prepared
@@ -241,13 +275,13 @@ class Service:
         self._give_turn()
         try:
             async with slow:
-                if self._slow_pixels and self._slow_pixels + pixels > SLOW_IMAGES * most:
+                if self.intake.slow_pixels and self.intake.slow_pixels + pixels > SLOW_IMAGES * most:
                     raise self._full()
                 job = self.decoder.submit_slow(content, plan)
-                self._slow_pixels += pixels
+                self.intake.slow_pixels += pixels
 
                 def release() -> None:
-                    self._slow_pixels -= pixels
+                    self.intake.slow_pixels -= pixels
 
                 self._when_done(job, release)
                 return await self._until_given_up(job, content)
@@ -262,10 +296,10 @@ class Service:
             job.cancel()
             if not job.done():
                 size = len(content)
-                self.held += size
+                self.intake.held += size
 
                 def release() -> None:
-                    self.held -= size
+                    self.intake.held -= size
 
                 self._when_done(job, release)
 

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
+from typing import TypeAlias, Unpack
 
-from progresvit.api import as_progresvit, load_with_folder
+from fastapi import APIRouter
+
 from progresvit.distributed import choose_device
 from progresvit.engine import Engine
-from progresvit.engine.export.manifest import is_export
+from progresvit.engine.backends import ModelSource, TorchSource, open_source
 from progresvit.engine.options import EngineKeywords, EngineOptions
 from progresvit.engine.thresholds import ThresholdLike
 from progresvit.io.model_folder import DEFAULT_MODEL
+from progresvit.routing.scores import TOP
 from progresvit.serving.audit import RATE, Audit, EntropyDrift, limit_of
 from progresvit.serving.front.app import make_app
 from progresvit.serving.front.server import Server, open_socket
 from progresvit.serving.metrics import ServerMetrics
 from progresvit.serving.page.router import page_router
-from progresvit.serving.service import Limits, Service
+from progresvit.serving.service import Intake, Limits, Service
 
 TOKEN = "PROGRESVIT_TOKEN"
 """Environment variable with the token that clients must send."""
@@ -32,12 +36,16 @@ MOST_PIXELS = 25_000_000
 """Default limit of the pixels of an image: a few bytes can have millions of them."""
 CPU_BATCH = 8
 """Default largest batch on a CPU. Larger batches are no faster there, and all images of a batch wait for its end."""
+_NAME = re.compile(r"[\w-][\w.-]*")
+
+ModelPath: TypeAlias = str | os.PathLike[str]
 
 
 def make_server(
-    model: str | os.PathLike[str] | None = None,
+    model: ModelPath | Sequence[ModelPath] | None = None,
     threshold: ThresholdLike | None = None,
     *,
+    names: Sequence[str] | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     token: str | None = None,
@@ -51,8 +59,10 @@ def make_server(
     """A server that is ready to run.
 
     Args:
-        model: A model folder, bundled name, hub id or export; None is the default model.
-        threshold: As for :class:`Engine`.
+        model: A model folder, bundled name, hub id or export, or a list of them; None is the default model. The first
+            one has the page and answers requests that name no model.
+        threshold: As for :class:`Engine`, for each model.
+        names: Names of the models in addresses and responses; by default the names of their folders.
         host, port: Address to listen on.
         token: Clients must send it, and there is no page; None for no token.
         allow_anyone: Listen at an address that other machines reach, without a token.
@@ -70,40 +80,89 @@ def make_server(
         )
     if hosts is None and is_loopback(host):
         hosts = (*LOOPBACK, host)
+    models = [model] if model is None or isinstance(model, str | os.PathLike) else list(model)
+    names = _names(models, names)
     with ExitStack() as stack:
         listening = stack.enter_context(open_socket(host, port))  # before the model is loaded: it may be in use
         options = EngineOptions.merge(options, keywords)
-        is_graph = is_export(model) or options.backend not in (None, "torch")  # these run on the CPU
-        if options.batch is None and (is_graph or choose_device(options.device).type == "cpu"):
-            options = replace(options, batch=CPU_BATCH)
         options = replace(options, max_pixels=options.max_pixels or MOST_PIXELS)
-        engine = Engine(model, threshold, options=options)
-        engine.warm_up()  # before it is ready, and before times are measured
-        name = Path(model).expanduser().resolve().name if model is not None else DEFAULT_MODEL
-        quantiles = None if engine.setting is None else engine.setting.entropy_quantiles
-        metrics = ServerMetrics(len(engine.gmacs), None if quantiles is None else EntropyDrift(quantiles))
-        engine.observe(metrics)
-        is_routed = not engine.policy.routers and len(engine.gmacs) > 1  # by thresholds
-        audit = Audit(limit=limit_of(engine.setting), rate=audit_rate) if is_routed and audit_rate > 0 else None
-        service = Service(engine, name, metrics, limits=limits, audit=audit)
-        stack.callback(service.close)
-        page = None
-        if token is None and not is_export(model):  # browsers send no token, and exports have no attention
-            loaded, folder = load_with_folder(model)
-            page = page_router(
-                as_progresvit(loaded, "the page").eval(),
-                name=name,
-                folder=folder,
-                threshold=engine.policy.thresholds[0] if is_routed else None,
-                limits=service.limits,
-                max_pixels=options.max_pixels,
-                accepted=service.accepted,
-                prepare=service.prepare,
-            )
-        app = make_app(service, token=token, page=page, hosts=hosts, reset_audit=service.reset_audit)
-        server = Server(app, service, listening)
+        sources = [open_source(path, options.backend) for path in models]
+        engines = [_engine(source, threshold, options) for source in sources]
+        intake = Intake(engines, limits)
+        stack.callback(intake.decoder.close)
+        services = [
+            _service(engine, name, intake, audit_rate=audit_rate, top_k=options.top_k)
+            for engine, name in zip(engines, names)
+        ]
+        page = None if token is not None else _page(sources[0], services[0])  # browsers send no token
+
+        def reset_audits() -> None:
+            for service in services:
+                service.reset_audit()
+
+        app = make_app(services, token=token, page=page, hosts=hosts, reset_audit=reset_audits)
+        server = Server(app, services, listening)
         stack.pop_all()  # the server closes them
         return server
+
+
+def _names(models: Sequence[ModelPath | None], names: Sequence[str] | None) -> list[str]:
+    """A name for each model."""
+    if not models:
+        raise ValueError("a server needs a model; pass at least one.")
+    if names is not None and len(names) != len(models):
+        raise ValueError(f"names must be as many as models, {len(models)}, got {len(names)}.")
+    for name in names or ():
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"names must be of letters, digits, dots, - and _, got {name!r}.")
+    folders = [DEFAULT_MODEL if path is None else Path(path).expanduser().resolve().name for path in models]
+    result = list(names or folders)
+    for name in result:
+        if result.count(name) > 1:
+            raise ValueError(f"two models have the name {name!r}; pass names=[…] with another name for each model.")
+    return result
+
+
+def _engine(source: ModelSource, threshold: ThresholdLike | None, options: EngineOptions) -> Engine:
+    is_graph = not isinstance(source, TorchSource) or options.backend not in (None, "torch")  # these run on the CPU
+    if options.batch is None and (is_graph or choose_device(options.device).type == "cpu"):
+        options = replace(options, batch=CPU_BATCH)
+    engine = Engine(source, threshold, options=with_candidates(options, source))
+    engine.warm_up()  # before it is ready, and before times are measured
+    return engine
+
+
+def with_candidates(options: EngineOptions, source: ModelSource) -> EngineOptions:
+    """The options with as many classes as a request may ask for: ``TOP``, or ``top_k`` if that is more."""
+    return replace(options, top_k=max(options.top_k, min(TOP, source.config.num_classes)))
+
+
+def _service(engine: Engine, name: str, intake: Intake, *, audit_rate: float, top_k: int) -> Service:
+    quantiles = None if engine.setting is None else engine.setting.entropy_quantiles
+    metrics = ServerMetrics(len(engine.gmacs), None if quantiles is None else EntropyDrift(quantiles))
+    engine.observe(metrics)
+    is_routed = not engine.policy.routers and len(engine.gmacs) > 1  # by thresholds
+    audit = Audit(limit=limit_of(engine.setting), rate=audit_rate) if is_routed and audit_rate > 0 else None
+    return Service(engine, name, metrics, audit=audit, intake=intake, top_k=top_k)
+
+
+def _page(source: ModelSource, service: Service) -> APIRouter | None:
+    """The page of a model; exports have no attention to show."""
+    if not isinstance(source, TorchSource):
+        return None
+    policy = service.engine.policy
+    return page_router(
+        copy.deepcopy(source.model).eval(),  # a backend of your own may run the model
+        name=service.name,
+        folder=source.folder,
+        threshold=policy.thresholds[0] if policy.thresholds else 0.0,
+        abstain=policy.abstention.entropy,
+        ood=policy.ood,
+        limits=service.limits,
+        max_pixels=service.engine.opener.plan.max_pixels,
+        accepted=service.accepted,
+        prepare=service.prepare,
+    )
 
 
 def is_loopback(host: str) -> bool:

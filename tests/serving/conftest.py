@@ -3,7 +3,6 @@
 import asyncio
 import io
 import threading
-import time
 from contextlib import closing, contextmanager
 
 import httpx
@@ -14,11 +13,14 @@ from PIL import Image
 
 from progresvit import Engine
 from progresvit.model import ProgResViT
+from progresvit.model.saving import save
+from progresvit.routing.decide import OODRule
 from progresvit.serving.front.app import make_app
 from progresvit.serving.front.server import Server, open_socket
 from progresvit.serving.metrics import ServerMetrics
 from progresvit.serving.service import Limits, Service
-from tests.factories import tiny_config
+from tests.factories import setting_of, tiny_config
+from tests.waiting import PATIENCE
 
 LABELS = tuple(f"class {number}" for number in range(12))
 
@@ -44,17 +46,30 @@ def middle(served_model, photos):
     return float(np.median([prediction.entropy for prediction in engine.classify(photos)]))
 
 
+@pytest.fixture(scope="session")
+def careful(served_model, middle, photos, tmp_path_factory):
+    """A model folder, a photograph whose answer its setting careful withholds, and one whose answer it gives.
+
+    That is so after whichever round they exit. The setting unknown withholds all answers, as out-of-distribution.
+    """
+    folder = save(served_model, tmp_path_factory.mktemp("careful") / "tiny")
+    answers = [Engine(served_model, threshold).classify(photos) for threshold in (0.0, float("inf"))]
+    entropies = np.array([[answer.entropy for answer in one_round] for one_round in answers])
+    withheld, given = entropies.min(axis=0).argmax(), entropies.max(axis=0).argmin()
+    limit = (entropies.min(axis=0).max() + entropies.max(axis=0).min()) / 2
+    assert entropies[:, withheld].min() > limit > entropies[:, given].max()
+    common = {"rule": "near-lossless", "threshold": middle}
+    (folder / "settings").mkdir()
+    setting_of(served_model, abstain=limit, **common).save(folder / "settings" / "careful.json")
+    unknown = OODRule(score="energy", limit=1e6, share=0.05)
+    setting_of(served_model, ood=unknown, **common).save(folder / "settings" / "unknown.json")
+    return folder, photos[withheld], photos[given]
+
+
 def encode(image, format="JPEG", **options):
     file = io.BytesIO()
     image.save(file, format, **options)
     return file.getvalue()
-
-
-def wait_until(condition, seconds=20):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.01)
 
 
 class Running:
@@ -63,7 +78,7 @@ class Running:
     def __init__(self, server, service):
         self.server, self.service = server, service
         self.address = server.address
-        self.client = httpx.Client(base_url=self.address, timeout=30)
+        self.client = httpx.Client(base_url=self.address, timeout=PATIENCE)
 
     def classify(self, content, name="image.jpg", **options):
         return self.client.post("/classify", files={"image": (name, content)}, **options)
@@ -89,7 +104,7 @@ def in_thread(server, listening):
         yield
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
 
 
@@ -98,7 +113,7 @@ def running(model, threshold, *, limits=None, token=None, audit=None, page=None,
     with Engine(model, threshold, workers=2, **options) as engine:
         metrics = ServerMetrics(len(engine.gmacs))
         engine.observe(metrics)
-        service = Service(engine, "tiny", metrics, limits=limits or Limits(), audit=audit)
+        service = Service(engine, "tiny", metrics, limits=limits or Limits(deadline=PATIENCE), audit=audit)
         app = make_app(service, token=token, page=page, hosts=hosts, reset_audit=service.reset_audit)
         server = Server(app, service, open_socket("127.0.0.1", 0))
         with closing(service), in_thread(server, server.listening):
@@ -110,5 +125,5 @@ def running(model, threshold, *, limits=None, token=None, audit=None, page=None,
 @pytest.fixture(scope="module")
 def server(served_model, middle):
     limits = Limits(body=2_000_000, images=32, receive=1.0)
-    with running(served_model, middle, limits=limits) as handle:
+    with running(served_model, middle, limits=limits, top_k=3) as handle:
         yield handle

@@ -9,10 +9,12 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
+from benchmarks import hostile
 from progresvit import Engine
 from progresvit.serving.audit import Audit
 from progresvit.serving.service import Limits
-from tests.serving.conftest import running, wait_until
+from tests.serving.conftest import running
+from tests.waiting import PATIENCE, wait_until
 
 
 def tensor(*contents):
@@ -129,7 +131,7 @@ class Held:
     def __enter__(self):
         def run(s, buffer, first, count):
             if s:
-                self.may_run.wait(20)
+                self.may_run.wait(PATIENCE)
                 self.ran.append(count)
             return self.run(s, buffer, first, count)
 
@@ -282,6 +284,11 @@ def test_only_who_has_the_token_ends_an_alarm(served_model, photos):
         assert server.client.post("/audit/reset").status_code == 404
 
 
+def test_what_tritons_client_sends_by_itself_is_no_error(server, photos):
+    body = {**hostile.infer([photos[0]]), "parameters": {"binary_data_output": True}}
+    assert server.infer(body).json() == server.infer(hostile.infer([photos[0]])).json()
+
+
 def with_tensor(**changes):
     return {"inputs": [{**tensor(b"x"), **changes}]}
 
@@ -310,7 +317,10 @@ WRONG = {
     ],
     "timeout must be a number above 0.": [{**with_tensor(), "parameters": {"timeout": 0}}],
     "parameters must be a JSON object.": [{**with_tensor(), "parameters": 3}],
-    "outputs must be among entropy, error, exit_round, label, probs.": [
+    "unknown parameter; the parameters are threshold, timeout.": [
+        {**with_tensor(), "parameters": {"treshold": 0.5}}, {**with_tensor(), "parameters": {"top_k": 1}},
+    ],
+    "outputs must be among abstained, entropy, error, exit_round, label, probs.": [
         {**with_tensor(), "outputs": wrong} for wrong in ([{"name": "logits"}], [{"name": []}], "label")
     ],
     "id must be a string.": [{**with_tensor(), "id": 3}, b'\xef\xbb\xbf{"id": 3, "inputs": []}'],
@@ -347,11 +357,11 @@ def test_images_of_a_request_that_is_refused_in_part_are_cancelled(served_model,
 def test_a_request_whose_body_still_arrives_is_answered_before_the_end(served_model, photos):
     with running(served_model, 0.0) as server:
         body = json.dumps({"inputs": [tensor(photos[0])]}).encode()
-        with socket.create_connection(server.server.listening.getsockname(), timeout=10) as connection:
+        with socket.create_connection(server.server.listening.getsockname(), timeout=PATIENCE) as connection:
             connection.sendall(
                 b"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:50]
             )
-            wait_until(lambda: server.service._requests)
+            wait_until(lambda: server.service.intake.requests)
             server.server._loop.call_soon_threadsafe(server.server._drain)
             wait_until(lambda: server.service.is_draining)
             assert server.client.get("/v2/health/ready").status_code == 503

@@ -26,7 +26,8 @@ from progresvit.serving.front.body import read_upload
 from progresvit.serving.metrics import ServerMetrics
 from progresvit.serving.service import Limits, Service
 from progresvit.serving.start import MOST_PIXELS, make_server
-from tests.serving.conftest import encode, running, wait_until
+from tests.serving.conftest import encode, running
+from tests.waiting import PATIENCE, wait_until
 
 INFER = "/v2/models/tiny/infer"
 
@@ -105,7 +106,7 @@ def test_slow_images_do_not_hold_up_others_and_are_bounded(served_model, photos,
     large = encode(Image.new("RGB", (900, 900)), "PNG")
     with running(served_model, 1.0, max_pixels=1_000_000) as server:
         assert server.classify(large).status_code == 200  # its process has started
-        with stopped(server, slow=True), sent(server, [large] * 4, timeout=60) as responses:
+        with stopped(server, slow=True), sent(server, [large] * 4, timeout=PATIENCE) as responses:
             wait_until(lambda: server.service._slow == 4)
             refused = server.classify(large)
             assert (refused.status_code, "retry-after" in refused.headers) == (429, True)
@@ -113,7 +114,7 @@ def test_slow_images_do_not_hold_up_others_and_are_bounded(served_model, photos,
             (child,) = server.service.decoder._slow._children
             os.kill(child.process.pid, signal.SIGCONT)
         assert [response.status_code for response in responses] == [200] * 4
-        wait_until(lambda: not server.service._slow_pixels)
+        wait_until(lambda: not server.service.intake.slow_pixels)
         many = server.infer(hostile.infer([large] * 8))  # in one request, when it is alone
         assert (server.service._later, server.service._slow) == (0, 0)
         assert (many.status_code, "error" in {output["name"] for output in many.json()["outputs"]}) == (200, False)
@@ -123,7 +124,7 @@ def test_memory_for_fewer_than_four_requests_is_refused(served_model):
     with Engine(served_model, 1.0) as engine, pytest.raises(ValueError, match="at least four times body, 64000000"):
         Service(engine, "tiny", ServerMetrics(2), limits=Limits(memory=10_000_000))
     with running(served_model, 1.0, limits=Limits(body=200_000_000)) as server:
-        assert server.service.memory == 800_000_000
+        assert server.service.intake.memory == 800_000_000
 
 
 def test_a_request_of_many_images_leaves_room_for_others(served_model, photos):
@@ -184,7 +185,7 @@ def test_requests_are_refused_when_too_many_bytes_are_held(served_model, photos)
         large = photos[0] + bytes(900_000)
         with stopped(server):
             with sent(server, [large] * 2) as responses:
-                wait_until(lambda: server.service.held > 1_800_000)
+                wait_until(lambda: server.service.intake.held > 1_800_000)
                 with sent(server, [large] * 2) as more:  # a third has room beside itself, and a fourth has not
                     wait_until(lambda: more)
                     assert more[0].status_code == 429
@@ -195,7 +196,7 @@ def test_requests_are_refused_when_too_many_bytes_are_held(served_model, photos)
                         os.kill(child.process.pid, signal.SIGCONT)
             small.join()
         assert [response.status_code for response in (*responses, *more)].count(200) == 3
-        wait_until(lambda: not server.service.held)
+        wait_until(lambda: not server.service.intake.held)
 
 
 def test_an_image_that_was_given_up_is_counted_until_its_process_is_done(served_model, photos):
@@ -207,14 +208,14 @@ def test_an_image_that_was_given_up_is_counted_until_its_process_is_done(served_
                 pass
             assert [response.status_code for response in responses] == [504] * 4
             # two are in processes; the others had not begun and are gone
-            wait_until(lambda: server.service.held == 2 * len(content))
-        wait_until(lambda: not server.service.held)
+            wait_until(lambda: server.service.intake.held == 2 * len(content))
+        wait_until(lambda: not server.service.intake.held)
         assert server.classify(photos[0]).status_code == 200
 
 
 def post(server, address, content, headers):
     """The status of an answer; nothing of the request lives on in the client."""
-    with closing(http.client.HTTPConnection(*server.server.listening.getsockname(), timeout=30)) as connection:
+    with closing(http.client.HTTPConnection(*server.server.listening.getsockname(), timeout=PATIENCE)) as connection:
         connection.request("POST", address, content, headers)
         return connection.getresponse().status
 
@@ -234,7 +235,7 @@ def test_what_a_refused_request_sent_is_free_at_once(served_model, photos):
                 for _ in range(3):
                     assert post(server, "/classify?timeout=0.5", *upload) == 504
                 assert post(server, INFER, *infer) == 504
-            wait_until(lambda: not server.service.held)
+            wait_until(lambda: not server.service.intake.held)
             wait_until(lambda: tracemalloc.get_traced_memory()[0] < 4_000_000)
         finally:
             tracemalloc.stop()
@@ -260,7 +261,9 @@ def open_slowly(server, count):
     stack = ExitStack()
     head = b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\nx"
     for _ in range(count):
-        connection = stack.enter_context(socket.create_connection(server.server.listening.getsockname(), timeout=20))
+        connection = stack.enter_context(
+            socket.create_connection(server.server.listening.getsockname(), timeout=PATIENCE)
+        )
         connection.sendall(head)
     return stack
 
@@ -268,7 +271,7 @@ def open_slowly(server, count):
 def test_slow_bodies_do_not_keep_others_out(served_model, photos, monkeypatch):
     monkeypatch.setattr(body, "GRACE", 60.0)
     with running(served_model, 1.0, limits=Limits(receive=60)) as server, open_slowly(server, 150):
-        wait_until(lambda: server.service._requests == 150)
+        wait_until(lambda: server.service.intake.requests == 150)
         assert server.classify(photos[0]).status_code == 200
         monkeypatch.setattr(body, "GRACE", 0.05)
         with open_slowly(server, 1):
@@ -279,7 +282,7 @@ def test_a_client_must_keep_up_the_least_rate(served_model, monkeypatch):
     monkeypatch.setattr(body, "GRACE", 0.3)
     with (
         running(served_model, 1.0, limits=Limits(rate=100_000.0, receive=60)) as server,
-        socket.create_connection(server.server.listening.getsockname(), timeout=20) as connection,
+        socket.create_connection(server.server.listening.getsockname(), timeout=PATIENCE) as connection,
     ):
         connection.sendall(b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
         connection.sendall(bytes(50_000))  # worth half a second
@@ -308,7 +311,7 @@ def test_the_loop_goes_on_while_json_is_parsed(server, photos, monkeypatch):
 
     def parse(*arguments, **keywords):
         parsing.set()
-        was_released.append(release.wait(20))
+        was_released.append(release.wait(PATIENCE))
         return original(*arguments, **keywords)
 
     monkeypatch.setattr(app, "parse_infer", parse)
@@ -316,7 +319,7 @@ def test_the_loop_goes_on_while_json_is_parsed(server, photos, monkeypatch):
     thread = threading.Thread(target=server.infer, args=(request,))
     thread.start()
     try:
-        assert parsing.wait(20)
+        assert parsing.wait(PATIENCE)
         assert server.client.get("/v2/health/live").status_code == 200
         assert server.classify(photos[0]).status_code == 200
     finally:

@@ -200,7 +200,7 @@ def test_numbers_out_of_range_are_refused(name, wrong, match):
 def test_only_a_certificate_on_disagreement_is_a_limit():
     assert limit_of(a_setting(loss="unlabelled")) == 0.01
     assert limit_of(a_setting(loss="labelled")) is None
-    assert limit_of(a_setting(loss="pixel-error")) is None
+    assert limit_of(a_setting(loss="pixel-error", mean_loss=0.0001)) is None
     assert limit_of(a_setting(rule="budget", epsilon=None, delta=None)) is None
     assert limit_of(None) is None
 

@@ -14,6 +14,7 @@ from PIL import Image
 
 from progresvit import Engine
 from tests.serving.conftest import encode
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +133,7 @@ FORM = "the body must be a multipart form with the file image."
         ({"content": b"x", "headers": {"Content-Type": "multipart/form-data"}}, "the form cannot be read."),
         ({"files": [("image", b"x"), ("image", b"y")]}, "the form cannot be read."),
         (
-            {"content": b"x", "headers": {"Content-Type": f"multipart/form-data; boundary={'x' * 20_000}"}},
+            {"content": b"x", "headers": {"Content-Type": f"multipart/form-data; boundary={'x' * 71}"}},
             "the boundary of the form is too long.",
         ),
     ],
@@ -149,11 +150,27 @@ def test_a_form_without_the_file_is_refused(server, request_options, message):
         ({"threshold": "-1"}, "threshold must be a number of at least 0."),
         ({"timeout": "0"}, "timeout must be a number above 0."),
         ({"timeout": "soon"}, "timeout must be a number above 0."),
+        ({"top_k": "0"}, "top_k must be a whole number of at least 1."),
+        ({"top_k": "-1"}, "top_k must be a whole number of at least 1."),
+        ({"top_k": "1.5"}, "top_k must be a whole number of at least 1."),
+        ({"top_k": "many"}, "top_k must be a whole number of at least 1."),
+        ({"top_k": "9" * 5000}, "top_k must be a whole number of at least 1."),
+        ({"top_k": "4"}, "top_k must be at most 3."),
+        ({"top_k": "99999999999999999999"}, "top_k must be at most 3."),
+        ({"treshold": "0.5"}, "unknown parameter; the parameters are model, threshold, timeout, top_k."),
+        ({"<script>": "x"}, "unknown parameter; the parameters are model, threshold, timeout, top_k."),
     ],
 )
 def test_parameters_are_checked(server, photos, parameters, message):
     response = server.classify(photos[0], params=parameters)
     assert (response.status_code, response.json()) == (400, {"error": message})
+
+
+def test_another_model_than_the_servers_is_not_found(server, photos):
+    for name in ("other", "", "<script>"):
+        response = server.classify(photos[0], params={"model": name})
+        assert (response.status_code, response.json()) == (404, {"error": "there is no such model."})
+    assert server.classify(photos[0], params={"model": "tiny"}).status_code == 200
 
 
 def test_a_gzip_body_is_decompressed_and_a_bomb_refused(server):
@@ -182,7 +199,7 @@ class Raw:
     """A connection on which a test sends what it likes."""
 
     def __init__(self, server):
-        self.socket = socket.create_connection(server.server.listening.getsockname(), timeout=10)
+        self.socket = socket.create_connection(server.server.listening.getsockname(), timeout=PATIENCE)
 
     def __enter__(self):
         return self

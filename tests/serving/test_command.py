@@ -22,6 +22,7 @@ from progresvit.serving.front.server import Server
 from progresvit.serving.start import make_server
 from tests.commands import refused, run, works
 from tests.serving.conftest import encode
+from tests.waiting import PATIENCE
 
 SAMPLE = samples_folder() / "golden_retriever.jpg"
 
@@ -100,7 +101,7 @@ def test_a_server_that_is_terminated_under_load_answers_what_it_accepted():
             content, statuses, stop = SAMPLE.read_bytes(), [], threading.Event()
 
             def ask():
-                with httpx.Client(base_url=address, timeout=30) as client:
+                with httpx.Client(base_url=address, timeout=PATIENCE) as client:
                     while not stop.is_set():
                         try:
                             response = client.post("/classify", files={"image": content})
@@ -117,7 +118,7 @@ def test_a_server_that_is_terminated_under_load_answers_what_it_accepted():
             while statuses.count(200) < 6:
                 time.sleep(0.05)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
+            assert process.wait(PATIENCE) == 0
             stop.set()
             for thread in threads:
                 thread.join()

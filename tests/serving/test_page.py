@@ -29,7 +29,9 @@ from progresvit.routing.settings import Budgets
 from progresvit.serving.page.router import page_router
 from progresvit.serving.service import Limits
 from tests.factories import setting_of, tiny_config
-from tests.serving.conftest import encode, in_thread, wait_until
+from tests.serving.conftest import encode, in_thread
+from tests.serving.test_withheld import served
+from tests.waiting import PATIENCE, wait_until
 
 SAMPLE = samples_folder() / "golden_retriever.jpg"
 
@@ -100,7 +102,21 @@ def test_the_page_loads_nothing_from_other_hosts(client):
         assert "innerHTML" not in text
 
 
-@pytest.mark.parametrize("file", ["nothing.js", "..%2Fpage.py", "%2Fetc%2Fpasswd"])
+def test_the_page_has_the_sample_images_and_their_credits(client):
+    names = client.get("/page/model").json()["samples"]
+    assert names == sorted(path.name for path in samples_folder().glob("*.jpg"))
+    credits = client.get("/page/CREDITS.md")
+    assert credits.headers["content-type"].startswith("text/plain")
+    for name in names:
+        response = client.get(f"/page/{name}")
+        assert (response.headers["content-type"], response.headers["x-content-type-options"]) == (
+            "image/jpeg", "nosniff",
+        )  # fmt: skip
+        assert response.content == (samples_folder() / name).read_bytes()
+        assert name in credits.text
+
+
+@pytest.mark.parametrize("file", ["nothing.js", "labels.json", "..%2Fpage.py", "%2Fetc%2Fpasswd"])
 def test_only_the_files_of_the_page_are_served(client, file):
     assert client.get(f"/page/{file}").status_code == 404
 
@@ -122,7 +138,9 @@ def test_the_facts_of_a_model_without_a_folder(client, model):
 def test_the_frontier_and_the_default_threshold_come_from_the_model_folder(model, tmp_path):
     facts = TestClient(app_of(model, folder=model_folder(model, tmp_path))).get("/page/model").json()
     assert facts["threshold"] == 0.25
-    assert facts["settings"] == [{"name": "near-lossless", "threshold": 0.25}]
+    nothing = {"entropy": None, "ood": None}
+    assert facts["settings"] == [{"name": "near-lossless", "threshold": 0.25, "withheld": nothing}]
+    assert facts["withheld"] == nothing
     points = [(point["threshold"], point["top1"]) for point in facts["frontier"]["points"]]
     assert points == [(0, 0.9), (1, 0.8), (2.4, 0.5)]
     assert facts["frontier"]["data"] == "a test set"
@@ -270,7 +288,7 @@ def held_back(model, monkeypatch):
     run_round, event = model.run_round, threading.Event()
 
     def run(s, images, previous=None):
-        assert s == 0 or event.wait(timeout=30)
+        assert s == 0 or event.wait(timeout=PATIENCE)
         return run_round(s, images, previous)
 
     monkeypatch.setattr(model, "run_round", run)
@@ -279,7 +297,7 @@ def held_back(model, monkeypatch):
 
 def test_a_round_is_sent_before_the_next_is_computed(model, held_back):
     post = {"method": "POST", "url": "/page/rounds", "content": as_file()}
-    with serving(app_of(model)) as address, httpx.Client(base_url=address, timeout=30) as client:
+    with serving(app_of(model)) as address, httpx.Client(base_url=address, timeout=PATIENCE) as client:
         with client.stream(**post) as response:
             lines = response.iter_lines()
             assert json.loads(next(lines))["round"] == 1
@@ -303,7 +321,7 @@ def test_images_are_refused_while_the_server_shuts_down(model):
 
 
 def test_a_client_that_disconnects_does_not_block_the_next(model, held_back):
-    with serving(app_of(model)) as address, httpx.Client(base_url=address, timeout=30) as client:
+    with serving(app_of(model)) as address, httpx.Client(base_url=address, timeout=PATIENCE) as client:
         with client.stream("POST", "/page/rounds", content=as_file()) as response:
             next(response.iter_lines())
         held_back.set()
@@ -383,6 +401,61 @@ def test_the_slider_decides_which_rounds_are_needed(browser, scheme):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_setting_that_withholds_has_a_button_and_hides_the_answer(browser, scheme):
+    model, folder = api.load_with_folder("imagenet-tiny")
+    app = FastAPI()
+    app.include_router(page_router(model, name="imagenet-tiny", folder=folder))
+    with serving(app) as address, opened(browser, address, color_scheme=scheme) as page:
+        careful = page.locator("#settings button", has_text="careful")
+        near_lossless = page.locator("#settings button", has_text="near-lossless")
+        assert (careful.inner_text(), careful.get_attribute("aria-pressed")) == ("careful", "false")
+        page.get_by_role("button", name="tabby").click()
+        page.wait_for_selector("#rounds li:nth-child(2) .view:not([hidden])")
+        assert page.locator("#answer").inner_text() == "tabby"
+        assert not page.locator("#withheld").is_visible()
+        careful.click()
+        assert careful.get_attribute("aria-pressed") == "true"
+        assert near_lossless.get_attribute("aria-pressed") == "false"
+        assert page.locator("#answer").inner_text() == "None (tabby?)"
+        assert "entropy 1.007 is not below 0.970" in page.locator("#status").inner_text()
+        assert badges(page) == ["Continues", "Last round, withheld"]
+        screenshot(page, f"{scheme}_withheld")
+        page.locator("#slider").press("Home")  # another threshold keeps the limits
+        assert page.locator("#answer").inner_text() == "None (tabby?)"
+        near_lossless.click()
+        assert page.locator("#answer").inner_text() == "tabby"
+        careful.click()
+        page.get_by_role("button", name="goldfish").click()
+        page.get_by_text("Probability").wait_for()
+        assert page.locator("#answer").inner_text() == "goldfish"
+        page.set_viewport_size({"width": 390, "height": 844})
+        screenshot(page, f"{scheme}_narrow")
+        page.get_by_role("button", name="tabby").click()
+        page.get_by_text("Withheld after").wait_for()
+        screenshot(page, f"{scheme}_narrow_withheld")
+
+
+@pytest.mark.slow
+def test_the_page_of_a_server_that_withholds_begins_with_its_limits(browser):
+    with (
+        served("nettewoof-tiny", threshold="careful") as server,
+        opened(browser, server.address) as page,
+    ):
+        assert page.locator("#settings button[aria-pressed=true]").inner_text() == "careful"
+        assert "images that score as none of the classes (energy below" in page.locator("#withheld").inner_text()
+        answers = {"coffee": "None of its classes (French horn?)", "golden_retriever": "golden retriever"}
+        for sample, text in answers.items():
+            page.get_by_role("button", name=sample.replace("_", " ")).click()
+            page.wait_for_selector(f"#preview[alt*={sample}]")
+            page.wait_for_selector("#rounds li:nth-child(2) .view:not([hidden])")
+            assert page.locator("#answer").inner_text() == text
+            answer = server.classify((samples_folder() / f"{sample}.jpg").read_bytes()).json()
+            assert answer["abstained"] == text.startswith("None")
+            assert answer["label"] == (None if answer["abstained"] else text)
+
+
+@pytest.mark.slow
 def test_a_round_is_shown_while_the_next_one_runs(browser, model, held_back):
     with serving(app_of(model)) as address, opened(browser, address) as page:
         page.set_input_files("#file", SAMPLE)
@@ -402,6 +475,11 @@ def test_errors_are_shown_in_words_and_the_keyboard_reaches_everything(browser, 
         page.keyboard.press("Tab")
         assert page.evaluate("() => document.activeElement.id") == "file"
         page.keyboard.press("Tab")
+        assert page.evaluate("() => document.activeElement.textContent") == "credits"
+        for _ in range(page.locator("#samples button").count()):
+            page.keyboard.press("Tab")
+            assert page.evaluate("() => document.activeElement.parentNode.id") == "samples"
+        page.keyboard.press("Tab")
         assert page.evaluate("() => document.activeElement.id") == "slider"
         big = {"name": "big.png", "mimeType": "image/png", "buffer": bytes(1_000_001)}
         page.set_input_files("#file", big)
@@ -419,7 +497,7 @@ def test_errors_are_shown_in_words_and_the_keyboard_reaches_everything(browser, 
 def test_the_page_waits_while_the_server_is_busy(browser, model, held_back):
     with (
         serving(app_of(model)) as address,
-        httpx.stream("POST", f"{address}/page/rounds", content=as_file(), timeout=30) as response,
+        httpx.stream("POST", f"{address}/page/rounds", content=as_file(), timeout=PATIENCE) as response,
         opened(browser, address) as page,
     ):
         next(response.iter_lines())

@@ -21,8 +21,9 @@ from progresvit.data.samples import samples_folder
 from progresvit.engine.options import EngineOptions
 from progresvit.model.saving import save
 from tests.commands import refused
-from tests.serving.conftest import encode, wait_until
+from tests.serving.conftest import encode
 from tests.serving.test_app import outputs, tensor
+from tests.waiting import PATIENCE, wait_until
 
 ray = pytest.importorskip("ray")
 
@@ -122,7 +123,7 @@ def address(cluster, folder, middle):
 @pytest.mark.long
 def test_replicas_answer_as_the_engine(address, served_model, middle, photos):
     expected = Engine(served_model, middle).classify(photos)
-    with httpx.Client(base_url=address, timeout=60) as client:
+    with httpx.Client(base_url=address, timeout=PATIENCE) as client:
         assert client.get("/v2/health/ready").status_code == 200
         answer = outputs(client.post("/v2/models/tiny/infer", json={"inputs": [tensor(*photos)]}))
         assert answer["label"] == [prediction.label for prediction in expected]
@@ -137,6 +138,31 @@ def test_replicas_answer_as_the_engine(address, served_model, middle, photos):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("setting", ["careful", "unknown"])
+def test_replicas_withhold_answers_and_refuse_what_they_do_not_know(address, careful, setting):
+    from ray import serve
+
+    folder, withheld, given = careful
+    options = Options(model=str(folder), threshold=setting, cpus=0.25, threads=1)
+    serve.run(application(options), name=setting, route_prefix=f"/{setting}")
+    try:
+        with httpx.Client(base_url=f"{address}/{setting}", timeout=PATIENCE) as client:
+            for query in ({}, {"threshold": 0}, {"top_k": 2}):
+                answer = client.post("/classify", files={"image": withheld}, params=query).json()
+                assert (answer["label"], answer["index"], answer["probability"]) == (None, None, None)
+                assert (answer["abstained"], len(answer["top"])) == (True, query.get("top_k", 0))
+            body = {"inputs": [tensor(withheld, given)]}
+            answer = outputs(client.post("/v2/models/tiny/infer", json=body))
+            assert answer["abstained"] == [True, setting == "unknown"]
+            assert [not label for label in answer["label"]] == answer["abstained"]
+            for query in ({"top_k": 11}, {"treshold": 1}):
+                assert client.post("/classify", files={"image": given}, params=query).status_code == 400
+            assert client.post("/classify", files={"image": given}, params={"model": "other"}).status_code == 404
+    finally:
+        serve.delete(setting)
+
+
+@pytest.mark.long
 def test_requests_succeed_with_retries_while_replicas_are_killed(address, photos):
     async def ask(client, number):
         for _ in range(4):
@@ -147,7 +173,7 @@ def test_requests_succeed_with_retries_while_replicas_are_killed(address, photos
         return False
 
     async def load():
-        async with httpx.AsyncClient(base_url=address, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=address, timeout=PATIENCE) as client:
             tasks = []
             for number in range(200):
                 tasks.append(asyncio.create_task(ask(client, number)))
@@ -158,7 +184,7 @@ def test_requests_succeed_with_retries_while_replicas_are_killed(address, photos
 
     succeeded = asyncio.run(load())
     assert np.mean(succeeded) >= 0.99
-    wait_until(lambda: len(processes_of("ServeReplica:default:Round")) == 4, seconds=60)
+    wait_until(lambda: len(processes_of("ServeReplica:default:Round")) == 4)
 
 
 @pytest.fixture(scope="module")
@@ -228,6 +254,20 @@ def test_a_round_of_ray_data_on_tables(folder):
     assert not set(STATE) & set(table.column_names)
     with pytest.raises(ValueError, match="rename it"):
         first(pa.table({"bytes": [content], "label": ["dog"]}))
+
+
+@pytest.mark.parametrize("setting", ["careful", "unknown"])
+def test_a_table_of_ray_data_says_which_answers_are_withheld_and_keeps_the_best_guess(careful, setting):
+    pa = pytest.importorskip("pyarrow")
+    from progresvit.serving.ray_data import RoundActor
+
+    folder, withheld, given = careful
+    table = pa.table({"bytes": [withheld, given]})
+    for s in range(2):
+        table = RoundActor(s, "bytes", folder, setting, EngineOptions(batch=4))(table)
+    expected = Engine(folder, setting).classify([withheld, given])
+    assert table["abstained"].to_pylist() == [True, setting == "unknown"]
+    assert table["label"].to_pylist() == [answer.label for answer in expected]
 
 
 @pytest.mark.long

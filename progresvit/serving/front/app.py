@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from http import HTTPStatus
 from typing import Annotated, Any, Protocol, TypeVar
@@ -27,17 +27,17 @@ from progresvit import __version__
 from progresvit.engine.engine import Engine
 from progresvit.engine.prediction import Prediction
 from progresvit.serving.front.body import read_body, read_upload
-from progresvit.serving.metrics import ServerMetrics
+from progresvit.serving.metrics import ServerMetrics, metrics_text
 from progresvit.serving.protocol import (
     CLIENT_CLOSED,
+    ClassifyQuery,
     ErrorResponse,
     ImageForm,
     InferRequest,
     InferResponse,
     ModelMetadata,
-    Parameters,
     PredictionResponse,
-    explain_field,
+    explain_error,
     infer_response,
     parse_infer,
 )
@@ -71,8 +71,13 @@ class Answering(Protocol):
     engine: Engine
     limits: Limits
     metrics: ServerMetrics
-    is_draining: bool
-    """Whether new requests are refused because the server ends."""
+    top_k: int
+    """Number of classes in ``top`` of an answer, unless the request asks for another; 1 for an empty ``top``."""
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are refused because the server ends."""
+        ...
 
     def accepted(self) -> AbstractContextManager[Hold | None]:
         """A context in which a request is read and answered; entering it may refuse the request."""
@@ -86,7 +91,7 @@ class Answering(Protocol):
 
 
 def make_app(
-    service: Answering,
+    service: Answering | Sequence[Answering],
     *,
     token: str | None = None,
     page: APIRouter | None = None,
@@ -97,7 +102,7 @@ def make_app(
     """The application.
 
     Args:
-        service: Answers the requests.
+        service: Answers the requests; one for each model. The first answers requests that name no model.
         token: Requests must have the header ``Authorization: Bearer TOKEN``, except requests for health and the page.
         page: Routes of the page for people.
         has_metrics: Whether the application has the address ``/metrics``.
@@ -113,17 +118,20 @@ def make_app(
         redirect_slashes=False,
     )
     guarded = [] if token is None else [Depends(_token_check(token))]
-    app.include_router(_health(service))
+    listed = list(service) if isinstance(service, Sequence) else [service]
+    first, services = listed[0], {item.name: item for item in listed}
+    assert len(services) == len(listed), "two models have the same name"
+    app.include_router(_health(first))
     for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
-        app.include_router(_model(service), prefix=prefix, dependencies=guarded)
-    app.include_router(_others(service, has_metrics), dependencies=guarded)
+        app.include_router(_model(services), prefix=prefix, dependencies=guarded)
+    app.include_router(_others(services, first, has_metrics), dependencies=guarded)
     if token is not None and reset_audit is not None:
         app.add_api_route("/audit/reset", _resetter(reset_audit), methods=["POST"], dependencies=guarded)
     if page is not None:
         app.include_router(page)
     if hosts is not None:
         app.add_middleware(_CheckHost, hosts=hosts)
-    app.add_middleware(_Measure, metrics=service.metrics)
+    app.add_middleware(_Measure, metrics=first.metrics)
     app.exception_handler(AnyHTTPException)(_on_http_error)
     app.exception_handler(RequestValidationError)(_on_invalid_query)
     return app
@@ -144,24 +152,31 @@ def _health(service: Answering) -> APIRouter:
     return router
 
 
-def _model(service: Answering) -> APIRouter:
-    """The addresses of the model, with or without its version."""
+def _find(services: Mapping[str, Answering], name: str) -> Answering:
+    if name not in services:
+        raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such model.")
+    return services[name]
+
+
+def _model(services: Mapping[str, Answering]) -> APIRouter:
+    """The addresses of a model, with or without its version."""
 
     async def check_model(model: str, version: str | None = None) -> None:
-        if model != service.name or version not in (None, service.version):
+        if version not in (None, _find(services, model).version):
             raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such model.")
 
     router = APIRouter(dependencies=[Depends(check_model)], responses=_answers(HTTPStatus.NOT_FOUND))
 
     @router.get("", responses=_answers())
-    async def metadata() -> ModelMetadata:
+    async def metadata(model: str) -> ModelMetadata:
+        service = services[model]
         platform = f"progresvit_{service.engine.backend}"
         return ModelMetadata(name=service.name, versions=[service.version], platform=platform)
 
     @router.get("/ready", responses=_answers(HTTPStatus.SERVICE_UNAVAILABLE))
-    async def ready(response: Response) -> dict[str, str | bool]:
-        response.status_code = _ready_status(service)
-        return {"name": service.name, "ready": not service.is_draining}
+    async def ready(model: str, response: Response) -> dict[str, str | bool]:
+        response.status_code = _ready_status(services[model])
+        return {"name": model, "ready": not services[model].is_draining}
 
     @router.post(
         "/infer",
@@ -169,7 +184,8 @@ def _model(service: Answering) -> APIRouter:
         response_model_exclude_none=True,
         responses=_answers(*FAILURES),
     )
-    async def infer(request: Request) -> InferResponse:
+    async def infer(model: str, request: Request) -> InferResponse:
+        service = services[model]
         with service.accepted() as hold:
             body = await read_body(request, service.limits, hold)
             inference = await asyncio.to_thread(parse_infer, body, most_images=service.limits.images)
@@ -183,7 +199,7 @@ def _model(service: Answering) -> APIRouter:
     return router
 
 
-def _others(service: Answering, has_metrics: bool) -> APIRouter:
+def _others(services: Mapping[str, Answering], first: Answering, has_metrics: bool) -> APIRouter:
     """Metadata of the server, the upload of one image, and metrics."""
     router = APIRouter()
 
@@ -191,21 +207,33 @@ def _others(service: Answering, has_metrics: bool) -> APIRouter:
     async def server() -> dict[str, str | list[str]]:
         return {"name": "progresvit", "version": __version__, "extensions": []}
 
+    @router.get("/v2/models", responses=_answers())
+    async def models() -> dict[str, list[str]]:
+        """The names of the models, the first one first."""
+        return {"models": list(services)}
+
     @router.post("/classify", openapi_extra=_body("multipart/form-data", ImageForm), responses=_answers(*FAILURES))
-    async def classify(request: Request, parameters: Annotated[Parameters, Query()]) -> PredictionResponse:
+    async def classify(request: Request, query: Annotated[ClassifyQuery, Query()]) -> PredictionResponse:
         """One image, as the file ``image`` of a form."""
+        service = first if query.model is None else _find(services, query.model)
+        top_k = query.top_k
+        if top_k is None:
+            top_k = service.top_k if service.top_k > 1 else 0
+        elif top_k > service.engine.top_k:
+            raise HTTPException(HTTPStatus.BAD_REQUEST, f"top_k must be at most {service.engine.top_k}.")
         with service.accepted() as hold:
             content = read_upload(request.headers, await read_body(request, service.limits, hold), "image")
-            answers = service.classify([content], **dict(parameters))
+            answers = service.classify([content], threshold=query.threshold, timeout=query.timeout)
             (prediction,) = await _unless_disconnected(request.receive, answers)
         _check_opened(prediction)
-        return PredictionResponse.model_validate(prediction)
+        return PredictionResponse.of(prediction, top_k)
 
     if has_metrics:
 
         @router.get("/metrics", responses=_answers())
         async def metrics() -> Response:
-            return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+            text = metrics_text({name: service.metrics for name, service in services.items()})
+            return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router
 
@@ -355,4 +383,5 @@ async def _on_http_error(_: Request, error: Exception) -> Response:
 
 async def _on_invalid_query(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return JSONResponse({"error": explain_field(Parameters, error.errors()[0]["loc"])}, HTTPStatus.BAD_REQUEST)
+    first = error.errors()[0]
+    return JSONResponse({"error": explain_error(ClassifyQuery, first["loc"], first["type"])}, HTTPStatus.BAD_REQUEST)

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -45,12 +45,16 @@ class Server(uvicorn.Server):
     """Serves an application. On SIGTERM or SIGINT it refuses new requests, answers the accepted ones, and ends.
 
     Args:
+        service: The service of the model, or of each of them, which share an intake.
         listening: A socket from :func:`open_socket`.
     """
 
-    def __init__(self, app: FastAPI, service: Service, listening: socket.socket) -> None:
+    def __init__(self, app: FastAPI, service: Service | Sequence[Service], listening: socket.socket) -> None:
+        self.services = list(service) if isinstance(service, Sequence) else [service]
+        self.service, self.listening = self.services[0], listening
+
         class Protocol(_TimedProtocol):
-            seconds = service.limits.receive
+            seconds = self.service.limits.receive
 
         super().__init__(
             uvicorn.Config(
@@ -65,7 +69,6 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=END,
             )
         )
-        self.service, self.listening = service, listening
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._report: Callable[[str], None] | None = None
@@ -91,7 +94,7 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started and self._report is not None:
-            self._report(f"{self.service.name} at {self.address}")
+            self._report(f"{', '.join(service.name for service in self.services)} at {self.address}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._loop is None or (self.service.is_draining and sig == signal.SIGINT):  # a second Ctrl-C

@@ -1,5 +1,6 @@
 // The page runs an image through every round once. The threshold then decides here, without another request, which
-// rounds were needed: an image exits after the first round whose entropy is strictly below it.
+// rounds were needed: an image exits after the first round whose entropy is strictly below it. Limits of a setting decide
+// whether the answer of that round is given or withheld.
 
 const STEPS = 1000; // of the slider
 const MOST_TRIES = 10; // while the server is busy
@@ -7,6 +8,8 @@ const byId = (id) => document.getElementById(id);
 
 let model = null;
 let tau = 0;
+let withheld = null; // the limits from which answers are withheld
+let choices = 0; // images that were chosen
 let rounds = []; // those that have arrived
 let running = null; // AbortController of the request
 let failed = false;
@@ -50,6 +53,16 @@ function exitRound() {
   return rounds.findIndex((round, s) => s === last || (round.entropy !== null && round.entropy < tau));
 }
 
+/** What stands for the answer of a round if it is withheld, and why; null if it is given. */
+function withholding({ entropy, scores }) {
+  const { entropy: limit, ood } = withheld;
+  if (entropy === null) return null; // there is no answer in any case
+  if (ood !== null && scores[ood.score] < ood.limit)
+    return ["None of its classes", `${ood.score} ${scores[ood.score].toFixed(3)} is below ${ood.limit.toFixed(3)}`];
+  if (limit !== null && entropy >= limit) return ["None", `entropy ${entropy.toFixed(3)} is not below ${limit.toFixed(3)}`];
+  return null;
+}
+
 /** Average GMACs and accuracy at the threshold, interpolated between the measured ones. */
 function expected() {
   const points = model.frontier.points; // thresholds in ascending order
@@ -74,17 +87,29 @@ function render() {
   byId("tau").textContent = `τ = ${tau.toFixed(3)}`;
   byId("slider").setAttribute("aria-valuetext", `${tau.toFixed(3)} nats`);
   for (const button of byId("settings").children)
-    button.setAttribute("aria-pressed", String(Number(button.value) === tau));
+    button.setAttribute("aria-pressed", String(button.value === JSON.stringify([tau, withheld])));
+  byId("withheld").textContent = withheldText();
+  byId("withheld").hidden = !withheldText();
   model.rounds.forEach((_, s) => renderRound(s, exit));
   renderAnswer(exit);
   renderExpected();
+}
+
+function withheldText() {
+  const { entropy, ood } = withheld;
+  const limits = [
+    ...(entropy === null ? [] : [`answers with an entropy of ${entropy.toFixed(3)} or more`]),
+    ...(ood === null ? [] : [`images that score as none of the classes (${ood.score} below ${ood.limit.toFixed(3)})`]),
+  ];
+  return limits.length ? `Withheld: ${limits.join(", and ")}.` : "";
 }
 
 function roundState(s, exit) {
   if (exit >= 0 && s > exit) return ["not-needed", "Not needed"];
   if (s < rounds.length) {
     if (s < exit || exit < 0) return ["continues", "Continues"];
-    return ["exits", s === model.rounds.length - 1 ? "Last round" : "Exits here"];
+    const badge = s === model.rounds.length - 1 ? "Last round" : "Exits here";
+    return withholding(rounds[s]) ? ["withheld", `${badge}, withheld`] : ["exits", badge];
   }
   if (failed) return ["failed", "Not computed"];
   return running && s === rounds.length ? ["running", "Running …"] : ["waiting", "Waiting"];
@@ -102,6 +127,7 @@ function renderRound(s, exit) {
   const entropy = rounds[s]?.entropy;
   if (s >= rounds.length) verdict.textContent = "";
   else if (entropy === null) verdict.textContent = "not finite";
+  else if (state === "withheld") verdict.textContent = `withheld: ${withholding(rounds[s])[1]}`;
   else if (isLast) verdict.textContent = "the last round always answers";
   else verdict.textContent = `${entropy < tau ? "below" : "not below"} τ = ${tau.toFixed(3)}`;
 }
@@ -135,7 +161,9 @@ function makeClass({ label, probability }) {
 function renderAnswer(exit) {
   const answer = exit >= 0 ? rounds[exit] : null;
   const full = model.rounds.at(-1).gmacs;
-  if (answer) byId("answer").textContent = answer.top[0]?.label ?? "No answer: the logits are not finite";
+  const reason = answer && withholding(answer);
+  if (reason) byId("answer").textContent = `${reason[0]} (${answer.top[0].label}?)`;
+  else if (answer) byId("answer").textContent = answer.top[0]?.label ?? "No answer: the logits are not finite";
   else byId("answer").textContent = running ? "Running …" : failed ? "No answer" : "No image yet";
   byId("image-exit").textContent = answer ? `round ${exit + 1} of ${model.rounds.length}` : "–";
   byId("image-gmacs").textContent = answer ? gmacsText(answer.gmacs) : "–";
@@ -143,7 +171,8 @@ function renderAnswer(exit) {
   [...byId("cost").children].forEach((part, s) => part.classList.toggle("saved", exit < 0 || s > exit));
   if (answer?.top.length) {
     const sure = probabilityText(answer.top[0].probability);
-    byId("status").textContent = `Probability ${sure}, after ${plural(exit + 1, "round", "rounds")}.`;
+    const after = `after ${plural(exit + 1, "round", "rounds")}`;
+    byId("status").textContent = reason ? `Withheld ${after}: ${reason[1]}. The best guess has ${sure}.` : `Probability ${sure}, ${after}.`;
   }
 }
 
@@ -212,7 +241,21 @@ function drawCurve() {
 
 // Running an image
 
+/** Run a sample image, unless another image is chosen while it is loaded. */
+async function runSample(name) {
+  const choice = ++choices;
+  try {
+    const response = await fetch(`page/${name}`);
+    if (!response.ok) throw new Error(await errorText(response));
+    const content = await response.blob();
+    if (choice === choices) run(new File([content], name, { type: content.type }));
+  } catch (error) {
+    showError(error instanceof TypeError ? "The server cannot be reached. Is it still running?" : error.message);
+  }
+}
+
 async function run(file) {
+  choices++;
   showError("");
   if (file.size > model.max_bytes) {
     showError(`The file is larger than ${Math.round(model.max_bytes / 1e6)} MB. Choose a smaller one.`);
@@ -350,6 +393,7 @@ function showModel() {
   }
   byId("slider-end").textContent = all.length > 1 ? `${model.largest_threshold.toFixed(2)}: one round` : "";
   addSettings();
+  addSamples();
   byId("frontier-note").textContent = frontier
     ? `Measured on ${frontier.data || plural(frontier.n, "image", "images")}.`
     : note;
@@ -361,16 +405,38 @@ function showModel() {
   if (hasTop1) drawCurve();
 }
 
-/** A button for each calibrated threshold; settings of the same threshold share one. */
+/** A button for each setting; settings of the same threshold that withhold the same answers share one. */
 function addSettings() {
   const names = new Map();
-  for (const { name, threshold } of model.settings) names.set(threshold, [...(names.get(threshold) ?? []), name]);
-  for (const [threshold, sharing] of [...names].sort((a, b) => a[0] - b[0])) {
+  for (const setting of [...model.settings].sort((a, b) => a.threshold - b.threshold)) {
+    const key = JSON.stringify([setting.threshold, setting.withheld]);
+    names.set(key, [...(names.get(key) ?? []), setting.name]);
+  }
+  for (const [key, sharing] of names) {
     const button = make("button", "", sharing.join(", "));
     button.type = "button";
-    button.value = threshold;
-    button.addEventListener("click", () => setTau(threshold));
+    button.value = key;
+    button.addEventListener("click", () => {
+      const [threshold, limits] = JSON.parse(key);
+      withheld = limits;
+      setTau(threshold);
+    });
     byId("settings").append(button);
+  }
+}
+
+function addSamples() {
+  for (const file of model.samples) {
+    const name = file.replace(/\.jpg$/, "").replaceAll("_", " ");
+    const button = make("button");
+    button.type = "button";
+    button.title = name;
+    const image = make("img");
+    image.src = `page/${file}`;
+    image.alt = name;
+    button.append(image);
+    button.addEventListener("click", () => runSample(file));
+    byId("samples").append(button);
   }
 }
 
@@ -388,6 +454,7 @@ async function start() {
   showModel();
   listen();
   byId("slider").disabled = model.rounds.length < 2;
+  withheld = model.withheld;
   setTau(model.threshold ?? Math.min(0.5, model.largest_threshold / 2));
   document.body.dataset.ready = "true";
 }

@@ -34,10 +34,11 @@ from progresvit.config import ModelConfig
 from progresvit.data.crop import EvaluationCrop
 from progresvit.data.prepare import Plan, Prepared
 from progresvit.data.prepare import prepare as prepare_image
+from progresvit.data.samples import samples_folder
 from progresvit.engine.backends import check_task
 from progresvit.io.model_folder import BUDGETS_FILE
-from progresvit.routing.decide import Threshold
-from progresvit.routing.scores import TOP, top10_entropy
+from progresvit.routing.decide import OODRule, Threshold
+from progresvit.routing.scores import OOD_SCORES, TOP, ood_score, top10_entropy
 from progresvit.routing.settings import default_setting, find_setting, load_budgets, setting_names
 from progresvit.serving.front.body import read_body
 from progresvit.serving.service import Hold, Limits, is_image
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FILES = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+CREDITS = "CREDITS.md"
+"""Authors and licences of the sample images."""
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -81,12 +84,14 @@ def page_router(
     name: str,
     folder: Path | None = None,
     threshold: Threshold | None = None,
+    abstain: float | None = None,
+    ood: OODRule | None = None,
     limits: Limits | None = None,
     max_pixels: int | None = None,
     accepted: Callable[[], AbstractContextManager[Hold | None]] = nullcontext,
     prepare: Callable[[bytes, Plan], Awaitable[Prepared]] = prepare_in_thread,
 ) -> APIRouter:
-    """The routes of the page: ``/`` with its files, ``/page/model`` and ``/page/rounds``.
+    """The routes of the page: ``/`` with its files and the sample images, ``/page/model`` and ``/page/rounds``.
 
     The page runs one image at a time, on the device of the model; further requests are answered with 429.
 
@@ -96,6 +101,7 @@ def page_router(
         name: Name of the model on the page.
         folder: The model folder, with its settings and budgets; None for none.
         threshold: Start of the slider; by default the default setting of the folder.
+        abstain, ood: Limits from which answers are withheld at the start, if there is a threshold.
         limits: What the server accepts; the page uses the size of a request and the time in which it must be sent.
         max_pixels: The most pixels of an image that are decoded; None for Pillow's limit.
         accepted: A context in which requests are read; it refuses them when the server is full or shuts down.
@@ -105,9 +111,12 @@ def page_router(
     check_task(config, "classification", "the page")
     if config.in_channels not in (1, 3):
         raise ValueError(f"the page shows images of 1 or 3 channels and this model takes {config.in_channels}.")
+    samples = sorted(path.name for path in samples_folder().glob("*.jpg"))
+    kinds = {**FILES, CREDITS: "text/plain", **dict.fromkeys(samples, "image/jpeg")}
     files = {file: (Path(__file__).parent / file).read_bytes() for file in FILES}
-    described = describe_model(model, name=name, folder=folder, threshold=threshold)
-    facts = json.dumps({**described, "max_bytes": limits.body}, allow_nan=False)
+    files |= {file: (samples_folder() / file).read_bytes() for file in (CREDITS, *samples)}
+    described = describe_model(model, name=name, folder=folder, threshold=threshold, abstain=abstain, ood=ood)
+    facts = json.dumps({**described, "max_bytes": limits.body, "samples": samples}, allow_nan=False)
     plan = Plan(crop=EvaluationCrop.of(config), max_pixels=max_pixels)
     router, busy = APIRouter(include_in_schema=False), threading.Lock()
 
@@ -123,7 +132,7 @@ def page_router(
     def static_file(file: str) -> Response:
         if file not in files:
             raise HTTPException(HTTPStatus.NOT_FOUND)
-        return Response(files[file], media_type=FILES[file], headers=HEADERS)
+        return Response(files[file], media_type=kinds[file], headers=HEADERS)
 
     @router.post("/page/rounds")
     async def rounds(request: Request) -> Response:
@@ -170,7 +179,13 @@ class _RoundsResponse(StreamingResponse):
 
 
 def describe_model(
-    model: ProgResViT, *, name: str, folder: Path | None = None, threshold: Threshold | None = None
+    model: ProgResViT,
+    *,
+    name: str,
+    folder: Path | None = None,
+    threshold: Threshold | None = None,
+    abstain: float | None = None,
+    ood: OODRule | None = None,
 ) -> dict[str, Any]:
     """The facts of a model that the page shows, from ``/page/model``."""
     from progresvit.data.crop import preprocessing_hash
@@ -179,7 +194,7 @@ def describe_model(
     config, weights_sha256 = model.config, weights_hash(model)
     default = default_setting(folder)
     if threshold is None and default is not None and default.router_sha256 is None:
-        threshold = default.threshold
+        threshold, abstain, ood = default.threshold, default.abstain, default.ood
     frontier, note = None, f"The model has no {BUDGETS_FILE}, so averages over many images are not known."
     if folder is not None and (folder / BUDGETS_FILE).is_file():
         budgets = load_budgets(folder / BUDGETS_FILE)
@@ -207,14 +222,27 @@ def describe_model(
         ],
         "threshold": threshold[0] if isinstance(threshold, tuple) else threshold,
         "largest_threshold": math.nextafter(math.log(max(2, min(TOP, config.num_classes))), math.inf),
+        "withheld": _withheld(abstain, ood),
         "settings": [
-            {"name": setting_name, "threshold": setting.threshold}
+            {
+                "name": setting_name,
+                "threshold": setting.threshold,
+                "withheld": _withheld(setting.abstain, setting.ood),
+            }
             for setting_name, setting in settings
             if (setting.weights_sha256, setting.router_sha256) == (weights_sha256, None)
             and isinstance(setting.threshold, float)
         ],
         "frontier": frontier,
         "note": note,
+    }
+
+
+def _withheld(abstain: float | None, ood: OODRule | None) -> dict[str, Any]:
+    """From which entropy answers are withheld, and below which score of an image; None for no limit."""
+    return {
+        "entropy": abstain if abstain is not None and math.isfinite(abstain) else None,
+        "ood": None if ood is None else {"score": ood.score, "limit": ood.limit},
     }
 
 
@@ -263,6 +291,7 @@ def run_one_round(
         attention = class_attention(calls[-1])[:, 1:].mean(dim=0)  # (h, 1 + g * g) -> (g * g,)
         view = visible_image(resize(images, round_.resolution)[0], config)  # (r, r, C)
         entropy = float(top10_entropy(output.logits)[0])
+        scores = {name: float(ood_score(name, output.logits)[0]) for name in OOD_SCORES}
         top = output.logits[0].float().softmax(dim=-1).topk(min(CLASSES, config.num_classes))
     finite = math.isfinite(entropy)
     g = config.grid(round_)
@@ -274,6 +303,7 @@ def run_one_round(
         "width": round_.width,
         "gmacs": model.gmacs()[s],
         "entropy": entropy if finite else None,
+        "scores": scores if finite else None,
         "top": [
             {"index": index, "label": labels[index], "probability": probability}
             for index, probability in zip(top.indices.tolist(), top.values.tolist())
