@@ -122,10 +122,17 @@ def test_importing_the_package_is_light(use, heavy):
 
 def test_what_a_host_of_exported_graphs_needs_imports_no_torch():
     modules = ["data", "data.decode", "data.crop", "data.dataset", "routing", "routing.decide", "routing.settings"]
-    modules += ["routing.frontier", "routing.scores"]
+    modules += [
+        "routing.frontier",
+        "routing.scores",
+        "engine.engine",
+        "engine.onnx_backend",
+        "serving.start",
+        "cli.serve",
+    ]
     code = "\n".join(["import sys", *(f"import progresvit.{name}" for name in modules), "print(*sys.modules)"])
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"torch", "timm", "torchvision"} & set(loaded)
+    assert not {"torch", "timm", "torchvision", "scipy", "safetensors", "huggingface_hub", "yaml"} & set(loaded)
 
 
 NOT_FOR_ONE_IMAGE = {

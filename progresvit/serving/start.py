@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
-from progresvit.api import as_progresvit, load_with_folder
-from progresvit.distributed import choose_device
 from progresvit.engine import Engine
 from progresvit.engine.export.manifest import is_export
 from progresvit.engine.options import EngineKeywords, EngineOptions
@@ -73,8 +71,12 @@ def make_server(
     with ExitStack() as stack:
         listening = stack.enter_context(open_socket(host, port))  # before the model is loaded: it may be in use
         options = EngineOptions.merge(options, keywords)
-        is_graph = is_export(model) or options.backend not in (None, "torch")  # these run on the CPU
-        if options.batch is None and (is_graph or choose_device(options.device).type == "cpu"):
+        on_cpu = is_export(model) or options.backend not in (None, "torch")
+        if not on_cpu:
+            from progresvit.distributed import choose_device  # with torch, which exports do without
+
+            on_cpu = choose_device(options.device).type == "cpu"
+        if options.batch is None and on_cpu:
             options = replace(options, batch=CPU_BATCH)
         options = replace(options, max_pixels=options.max_pixels or MOST_PIXELS)
         engine = Engine(model, threshold, options=options)
@@ -89,6 +91,8 @@ def make_server(
         stack.callback(service.close)
         page = None
         if token is None and not is_export(model):  # browsers send no token, and exports have no attention
+            from progresvit.api import as_progresvit, load_with_folder
+
             loaded, folder = load_with_folder(model)
             page = page_router(
                 as_progresvit(loaded, "the page").eval(),
