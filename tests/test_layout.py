@@ -111,21 +111,31 @@ def test_the_package_does_not_import_repro():
         ("progresvit.__version__", {"pydantic", "numpy", "torch"}),
         ("progresvit.data.decoding_process", {"pydantic", "torch"}),
         ("progresvit.compute.parameters(progresvit.preset('progresvit_tiny_160_224'))", {"numpy", "torch"}),
+        ("progresvit.routing.load_setting(sys.argv[1])", {"scipy", "torch"}),
     ],
 )
 def test_importing_the_package_is_light(use, heavy):
     module = "progresvit.data.decoding_process" if "decoding_process" in use else "progresvit"
     code = f"import sys, {module}; {use}; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    certificate = PACKAGE / "bundled" / "imagenet-tiny" / "settings" / "drop-1.json"
+    command = [sys.executable, "-c", code, certificate]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert not {*heavy, "timm", "torchvision"} & set(loaded)
 
 
 def test_what_a_host_of_exported_graphs_needs_imports_no_torch():
     modules = ["data", "data.decode", "data.crop", "data.dataset", "routing", "routing.decide", "routing.settings"]
-    modules += ["routing.frontier", "routing.scores"]
+    modules += [
+        "routing.frontier",
+        "routing.scores",
+        "engine.engine",
+        "engine.onnx_backend",
+        "serving.start",
+        "cli.serve",
+    ]
     code = "\n".join(["import sys", *(f"import progresvit.{name}" for name in modules), "print(*sys.modules)"])
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"torch", "timm", "torchvision"} & set(loaded)
+    assert not {"torch", "timm", "torchvision", "scipy", "safetensors", "huggingface_hub", "yaml"} & set(loaded)
 
 
 NOT_FOR_ONE_IMAGE = {

@@ -3,12 +3,14 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tomllib
 import zipfile
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 from packaging.requirements import Requirement
@@ -16,7 +18,8 @@ from packaging.requirements import Requirement
 import progresvit
 from progresvit.data.samples import samples_folder
 from progresvit.engine.export.export import export
-from progresvit.io.model_folder import BUNDLED
+from progresvit.io.model_folder import BUNDLED, bundled_folder
+from progresvit.routing.settings import find_setting
 
 ROOT = Path(__file__).parent.parent
 VULNERABLE = {
@@ -36,14 +39,33 @@ VULNERABLE = {
     "uv": "0.11.14",  # CVE-2026-114109
 }
 """The last release of each package with a published hole that matters at its floor."""
+ABSENT = ("torch", "torchvision", "timm", "scipy")
+"""Packages that hosts of exports need not have."""
 
 
 def requirements():
-    """All requirements in pyproject.toml and in the file for hosts of exports."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    """All requirements in pyproject.toml and in the files for hosts of exports."""
+    project = project_table()
     lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
-    runtime = (ROOT / "requirements" / "runtime.txt").read_text().splitlines()
-    return [Requirement(line) for line in [*lines, *runtime] if not line.startswith("#")]
+    return [Requirement(line) for line in [*lines, *host_requirements("runtime"), *host_requirements("serve")]]
+
+
+def project_table():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def host_requirements(name):
+    """The requirements in a file for hosts of exports, without those that it includes."""
+    lines = (ROOT / "requirements" / f"{name}.txt").read_text().splitlines()
+    return [line for line in lines if not line.startswith(("#", "-r "))]
+
+
+def test_hosts_of_exports_need_what_the_package_needs_and_no_torch():
+    project = project_table()
+    extras = project["optional-dependencies"]
+    assert set(host_requirements("runtime")) < {*project["dependencies"], *extras["onnx"]}
+    assert host_requirements("serve") == extras["serve"]
+    assert not set(ABSENT) & {Requirement(line).name for line in host_requirements("runtime")}
 
 
 @pytest.mark.parametrize(("name", "version"), list(VULNERABLE.items()))
@@ -177,25 +199,60 @@ app(["classify", "--samples", "--json"])
 
 
 @pytest.mark.long
-def test_an_export_runs_with_the_packages_of_the_runtime_file_alone(wheel, small_model, tmp_path):
-    exported = tmp_path / "exported"
-    export(small_model, exported, threshold=0.5)
+def test_an_export_is_classified_and_served_with_the_packages_of_the_requirements_alone(wheel, tmp_path):
+    """The setting has a certificate, whose numbers are checked where scipy is absent."""
+    exported, images = tmp_path / "exported", sorted(samples_folder().glob("*.jpg"))
+    setting = find_setting("drop-1", bundled_folder("nettewoof-tiny"))
+    export(progresvit.load("nettewoof-tiny"), exported, threshold=setting)
+    expected = progresvit.Engine("nettewoof-tiny", setting, device="cpu", threads=1).classify(images)
+    assert {prediction.exit_round for prediction in expected} == {1, 2}
     uv("venv", "--quiet", "--python", sys.executable, tmp_path / "env")
-    python = tmp_path / "env" / "bin" / "python"
-    uv("pip", "install", "--quiet", "--python", python, "--no-deps", wheel)
-    uv("pip", "install", "--quiet", "--python", python, "--requirements", ROOT / "requirements" / "runtime.txt")
+    python, program = tmp_path / "env" / "bin" / "python", tmp_path / "env" / "bin" / "progresvit"
 
-    def classify(*words):
-        command = [tmp_path / "env" / "bin" / "progresvit", "classify", "--samples", "--json", *words]
+    def install(*words):
+        uv("pip", "install", "--quiet", "--python", python, *words)
+        look = f"from importlib.util import find_spec; print([name for name in {ABSENT} if find_spec(name)])"
+        assert run(python, "-c", look).stdout == "[]\n"
+
+    def run(*command):
         return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=clean_environment())
 
-    done = classify("--model", exported)
+    install("--no-deps", wheel)
+    install("--requirements", ROOT / "requirements" / "runtime.txt")
+    done = run(program, "classify", *images, "--json", "--model", exported)
     assert done.returncode == 0, done.stderr
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    expected = progresvit.Engine(exported).classify([samples_folder() / one["image"] for one in answers])
-    assert [one["index"] for one in answers] == [prediction.index for prediction in expected]
-    refused = classify()
+    check_answers([json.loads(line) for line in done.stdout.splitlines()], expected)
+    done = run(program, "classify", *images, "--model", exported, "--out", tmp_path / "answers.parquet")
+    assert done.returncode == 0, done.stderr
+    refused = run(program, "classify", "--samples")
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: torch is not installed; run: pip install ")
     assert "torch>=2.11" in refused.stderr or "torch<2.14" in refused.stderr
     assert "numpy" not in refused.stderr
+    refused = run(program, "serve", exported)
+    assert refused.returncode == 2
+    assert re.match("error: (fastapi|uvicorn) is not installed; run: pip install ", refused.stderr)
+
+    install("--requirements", ROOT / "requirements" / "serve.txt")
+    command = [program, "serve", exported, "--port", "0", "--audit", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean_environment()) as server:
+        try:
+            address = re.search(r"http://127\.0\.0\.1:\d+", server.stdout.readline())[0]
+            files = [{"image": image.read_bytes()} for image in images]
+            responses = [httpx.post(f"{address}/classify", files=file, timeout=60) for file in files]
+            check_answers([response.json() for response in responses], expected)
+            metrics = httpx.get(f"{address}/metrics").text
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(60) == 0
+        finally:
+            server.kill()
+    assert 'progresvit_audit_bound{side="upper"}' in metrics
+
+
+def check_answers(answers, expected):
+    """These are the answers of the torch engine."""
+    assert len(answers) == len(expected)
+    for answer, prediction in zip(answers, expected):
+        assert (answer["label"], answer["exit_round"]) == (prediction.label, prediction.exit_round)
+        assert answer["probability"] == pytest.approx(prediction.probability, abs=1e-3)
+        assert answer["entropy"] == pytest.approx(prediction.entropy, abs=1e-3)

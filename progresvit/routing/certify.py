@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from progresvit.metrics.arrays import Floats, Ints
+from progresvit.metrics.binomial import binomial_tail
 from progresvit.routing.decide import Threshold, as_scores
 from progresvit.routing.scores import HIGHEST
 from progresvit.routing.sums import exit_counts, routed_sums
@@ -37,7 +38,7 @@ Losses = NDArray[np.bool_ | np.float64]
 MOST_RISK = 0.5
 """The largest delta: a guarantee holds at least as often as it fails."""
 ROUNDING = 1e-6
-"""Relative difference of p-values that other versions of scipy may give."""
+"""Relative difference of p-values that scipy and ``binomial_tail`` may give."""
 GRID = 2001
 """Thresholds in the grid of one round."""
 COMBINATIONS = 4000
@@ -126,9 +127,7 @@ def check_evidence(
     """
     _check_guarantee(epsilon, delta, choices)
     if mean_loss is None:
-        from scipy.special import bdtr  # the binomial tail; an engine starts sooner without scipy.stats
-
-        own = float(bdtr(harmed, images, epsilon)) if 0 <= harmed <= images else math.nan
+        own = binomial_tail(harmed, images, epsilon) if 0 <= harmed <= images else math.nan
     else:
         own = float(hoeffding_bentkus(mean_loss, images, epsilon))
     evidence = f"{harmed} harmed of {images} images at epsilon {epsilon:g} have a p-value of {own:.6g}"

@@ -18,10 +18,9 @@ from threading import Lock
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import brentq
-from scipy.special import betaln, xlog1py, xlogy
 
 from progresvit.metrics.arrays import Floats
+from progresvit.metrics.binomial import stirling_error
 from progresvit.routing.calibrate import check_quantiles
 from progresvit.routing.settings import Setting
 
@@ -57,20 +56,29 @@ def log_evidence(disagreements: ArrayLike, images: ArrayLike, rate: ArrayLike) -
     nonparametric, nonasymptotic confidence sequences"). The arguments broadcast.
     """
     count, total, share = (np.asarray(value, np.float64) for value in (disagreements, images, rate))
-    return np.asarray(_log_mixture(count, total) - xlogy(count, share) - xlog1py(total - count, -share))
+    with np.errstate(divide="ignore", invalid="ignore"):  # a rate of 0 or 1 is impossible with some counts
+        agreeing = np.where(count == total, 0.0, (total - count) * np.log1p(-share))
+        disagreeing = np.where(count == 0, 0.0, count * np.log(share))
+    return np.asarray(_log_mixture(count, total) - disagreeing - agreeing)
 
 
 def _log_mixture(disagreements: ArrayLike, images: ArrayLike) -> Floats:
-    """Logarithm of the likelihood's mean over the prior."""
+    """Logarithm of the likelihood's mean over the prior: ln B(k + 1/2, n - k + 1/2) - ln B(1/2, 1/2).
+
+    By Stirling's formula, in which the powers of large numbers cancel, and its error; B(1/2, 1/2) is pi.
+    """
     count, total = np.asarray(disagreements, np.float64), np.asarray(images, np.float64)
-    return np.asarray(betaln(count + PRIOR, total - count + PRIOR) - betaln(PRIOR, PRIOR))
+    first, second, both = count + PRIOR, total - count + PRIOR, total + 2 * PRIOR
+    powers = count * np.log(first / both) + (total - count) * np.log(second / both) - 0.5 * np.log(both)
+    errors = stirling_error(first) + stirling_error(second) - stirling_error(both)
+    return np.asarray(powers + errors + 0.5 * math.log(2 / math.pi))
 
 
 def rate_bounds(disagreements: int, images: int, delta: float) -> tuple[float, float]:
     """The interval of disagreement rates against which the evidence is below 1 / delta; it contains k / n.
 
     With probability 1 - delta the intervals of all n contain the rate, so it is valid to look after every image and to
-    stop at any time. The bounds are exact up to the root finder's tolerance.
+    stop at any time. The bounds are exact up to rounding.
     """
     return _lowest(disagreements, images, delta), 1.0 - _lowest(images - disagreements, images, delta)
 
@@ -80,15 +88,19 @@ def _lowest(disagreements: int, images: int, delta: float) -> float:
     if disagreements == 0:
         return 0.0
 
-    def excess(log_rate: float) -> float:
-        return float(log_evidence(disagreements, images, math.exp(log_rate))) + math.log(delta)
+    agreements, evidence = images - disagreements, float(_log_mixture(disagreements, images)) + math.log(delta)
 
-    # the evidence falls to 1 or less up to k / n; without its factor (1 - m)^(k - n) >= 1 the root has a closed form
-    # and is lower
-    start = (float(_log_mixture(disagreements, images)) + math.log(delta)) / disagreements
-    if excess(start) <= 0:  # the factor is 1, up to rounding
-        return math.exp(start)
-    return math.exp(brentq(excess, start, math.log(disagreements / images), xtol=1e-15))
+    def excess(log_rate: float) -> float:
+        """Logarithm of the evidence times delta; it falls to 0 or less up to k / n."""
+        return evidence - disagreements * log_rate - (agreements and agreements * math.log1p(-math.exp(log_rate)))
+
+    # without its factor (1 - m)^(k - n) >= 1 the root has a closed form and is lower
+    low, high = evidence / disagreements, math.log(disagreements / images)
+    if excess(low) <= 0:  # the factor is 1, up to rounding
+        return math.exp(low)
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+    return math.exp(low)
 
 
 class Audit:

@@ -14,7 +14,6 @@ from typing import TypeAlias, Unpack
 
 from fastapi import APIRouter
 
-from progresvit.distributed import choose_device
 from progresvit.engine import Engine
 from progresvit.engine.backends import ModelSource, TorchSource, open_source
 from progresvit.engine.options import EngineKeywords, EngineOptions
@@ -124,8 +123,12 @@ def _names(models: Sequence[ModelPath | None], names: Sequence[str] | None) -> l
 
 
 def _engine(source: ModelSource, threshold: ThresholdLike | None, options: EngineOptions) -> Engine:
-    is_graph = not isinstance(source, TorchSource) or options.backend not in (None, "torch")  # these run on the CPU
-    if options.batch is None and (is_graph or choose_device(options.device).type == "cpu"):
+    on_cpu = not isinstance(source, TorchSource) or options.backend not in (None, "torch")
+    if not on_cpu:
+        from progresvit.distributed import choose_device  # with torch, which exports do without
+
+        on_cpu = choose_device(options.device).type == "cpu"
+    if options.batch is None and on_cpu:
         options = replace(options, batch=CPU_BATCH)
     engine = Engine(source, threshold, options=with_candidates(options, source))
     engine.warm_up()  # before it is ready, and before times are measured

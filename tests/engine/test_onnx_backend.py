@@ -201,9 +201,11 @@ def test_a_manifest_that_is_not_json_is_refused(tmp_path):
 WITHOUT_TORCH = """
 import importlib.abc, sys
 
+ABSENT = ("torch", "timm", "torchvision", "scipy", "safetensors", "huggingface_hub", "yaml")
+
 class Absent(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "timm", "torchvision"):
+        if name.partition(".")[0] in ABSENT:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import betaln, xlog1py, xlogy
 from scipy.stats import beta, ks_2samp
 
 from progresvit.routing import Setting
@@ -25,8 +26,17 @@ def cumulative_disagreements(rate, *, seed):
 
 
 def a_setting(**fields):
-    fixed = {"threshold": 0.5, "rounds": 2, "weights": "w", "preprocessing": "p", "precision": "fp32", "n": 9}
+    fixed = {"threshold": 0.5, "rounds": 2, "weights": "w", "preprocessing": "p", "precision": "fp32", "n": 9, "k": 0}
     return Setting(**{"rule": "guarantee", "epsilon": 0.01, "delta": 0.05, **fixed, **fields})
+
+
+@pytest.mark.parametrize("images", [1, 7, 300, 100_000])
+@pytest.mark.parametrize("rate", [0.0, 1e-6, 0.02, 0.7, 1.0])
+def test_the_evidence_is_the_ratio_of_the_beta_binomial_mixture(images, rate):
+    counts = np.unique(np.linspace(0, images, 9).round())
+    mixture = betaln(counts + 0.5, images - counts + 0.5) - betaln(0.5, 0.5)
+    expected = mixture - xlogy(counts, rate) - xlog1py(images - counts, -rate)
+    np.testing.assert_allclose(log_evidence(counts, images, rate), expected, rtol=1e-10, atol=1e-9)
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5])
