@@ -39,6 +39,8 @@ MOST_RISK = 0.5
 """The largest delta: a guarantee holds at least as often as it fails."""
 ROUNDING = 1e-6
 """Relative difference of p-values that scipy and ``binomial_tail`` may give."""
+MOST_IMAGES = 10**12
+"""Certificates of more images are refused: the time of their check grows with the root of the number."""
 GRID = 2001
 """Thresholds in the grid of one round."""
 COMBINATIONS = 4000
@@ -127,7 +129,7 @@ def check_evidence(
     """
     _check_guarantee(epsilon, delta, choices)
     if mean_loss is None:
-        own = binomial_tail(harmed, images, epsilon) if 0 <= harmed <= images else math.nan
+        own = binomial_tail(harmed, images, epsilon) if 0 <= harmed <= images <= MOST_IMAGES else math.nan
     else:
         own = float(hoeffding_bentkus(mean_loss, images, epsilon))
     evidence = f"{harmed} harmed of {images} images at epsilon {epsilon:g} have a p-value of {own:.6g}"

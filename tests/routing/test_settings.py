@@ -259,6 +259,7 @@ def test_another_order_and_notation_of_the_same_content_is_no_edit(certified):
         ({"epsilon": 0.001}, "contradict each other"),
         ({"p_value": 0.001}, "contradict each other: .* not 0.001"),
         ({"k": 29, "p_value": 0.475}, "contradict each other|certify nothing"),
+        ({"n": 10**40, "k": 10**38}, "contradict each other: .* a p-value of nan"),
         ({"delta": 0.001}, "certify nothing: .* above delta = 0.001"),
         ({"delta": 0.7}, "at most 0.5"),
         ({"k": -1}, "p-value of nan"),
