@@ -36,6 +36,7 @@ from progresvit.data.prepare import Plan, Prepared
 from progresvit.data.prepare import prepare as prepare_image
 from progresvit.engine.backends import check_task
 from progresvit.io.model_folder import BUDGETS_FILE
+from progresvit.plots import STYLE
 from progresvit.routing.decide import Threshold
 from progresvit.routing.scores import TOP, top10_entropy
 from progresvit.routing.settings import default_setting, find_setting, load_budgets, setting_names
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FILES = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+FILES = {"index.html": "text/html", "style.css": "text/css", "page.css": "text/css", "page.js": "text/javascript"}
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -105,7 +106,8 @@ def page_router(
     check_task(config, "classification", "the page")
     if config.in_channels not in (1, 3):
         raise ValueError(f"the page shows images of 1 or 3 channels and this model takes {config.in_channels}.")
-    files = {file: (Path(__file__).parent / file).read_bytes() for file in FILES}
+    own = Path(__file__).parent
+    files = {file: (STYLE if file == STYLE.name else own / file).read_bytes() for file in FILES}
     described = describe_model(model, name=name, folder=folder, threshold=threshold)
     facts = json.dumps({**described, "max_bytes": limits.body}, allow_nan=False)
     plan = Plan(crop=EvaluationCrop.of(config), max_pixels=max_pixels)
