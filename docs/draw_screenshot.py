@@ -56,7 +56,7 @@ def main() -> None:
             page.wait_for_selector(f".round:nth-child({len(model.config.rounds)}) .view:not([hidden])")
             page.evaluate("document.activeElement.blur()")
             page.wait_for_timeout(500)  # the bars grow
-            save(page.screenshot(), FIGURES / f"page_{scheme}.webp")
+            save(page.screenshot(full_page=True), FIGURES / f"page_{scheme}.webp")
         browser.close()
     server.should_exit = True
     thread.join()

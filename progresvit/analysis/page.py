@@ -53,7 +53,7 @@ class Part:
     cards: Sequence[Card] = ()
     """The page shows them instead of the figure, in this order."""
     order: str = ""
-    """The name of the order of the cards, such as ``most confident``."""
+    """The name of this order, such as ``most confident``."""
     reverse: str = ""
     """The name of the reverse order."""
     tables: Mapping[str, Table] = field(default_factory=dict)
@@ -137,7 +137,8 @@ def _part_html(part: Part) -> str:
 
 def _gallery_html(part: Part) -> str:
     """Filters, which the script shows, and the cards. A card names its values by their numbers in the filters."""
-    values = {name: sorted({card.filters[name] for card in part.cards}) for name in part.cards[0].filters}
+    names = part.cards[0].filters
+    values = {name: sorted({card.filters[name] for card in part.cards}, key=str.casefold) for name in names}
     selects = "".join(
         f"<label>{_text(name)}<select data-filter>"
         + "".join(
