@@ -217,18 +217,18 @@ HOSTILE = (
 )
 
 
-@pytest.fixture
-def hostile(tmp_path):
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
     """A report whose model, classes and images have names that attack a page."""
-    records = make_records(80)
+    folder, records = tmp_path_factory.mktemp("hostile"), make_records(80)
     labels = [f"{HOSTILE[number % 4]} {number}" for number in range(12)]
     header = replace(
         records.header, config={**records.header.config, "labels": labels}, model=HOSTILE[0], data=HOSTILE[1]
     )
     ids = np.array([f"{HOSTILE[number % 4]}/{number}.jpg" for number in range(80)])
-    write_records(replace(records, header=header, ids=ids), tmp_path / "r.parquet")
-    works("report", tmp_path / "r.parquet", "--out", tmp_path / "report")
-    return tmp_path / "report" / "index.html"
+    write_records(replace(records, header=header, ids=ids), folder / "r.parquet")
+    works("report", folder / "r.parquet", "--out", folder / "report")
+    return folder / "report" / "index.html"
 
 
 @pytest.mark.slow
@@ -242,6 +242,7 @@ def test_names_are_text_and_not_html(hostile):
     assert r"a\u202eb\x1b[31m\x00 3" in page
 
 
+@pytest.mark.slow
 def test_a_report_needs_no_other_file_and_runs_no_other_script(evaluated, digits, tmp_path):
     works("report", evaluated, "--data", digits, "--out", tmp_path / "report", "--errors", 3)
     page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
