@@ -1,5 +1,7 @@
 """Hooks of the site: README.md is the first page, and a linked file outside docs/ becomes a page.
 
+The first page also has buttons and a screenshot of the server's page (``draw_screenshot.py``).
+
 The links of the repository therefore work on the site too, offline and without the address of a repository.
 """
 
@@ -19,6 +21,22 @@ LARGEST = 100_000
 LINK = re.compile(r'(\]\(|src=")([^)\s"#]+)')
 FENCE = re.compile(r"(^```.*?^```$)", flags=re.MULTILINE | re.DOTALL)
 LEXERS = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml", ".cff": "yaml"}
+
+OPENING = """
+[Get started](docs/quickstart.md){ .md-button .md-button--primary }
+[Your own images](docs/own_images.md){ .md-button }
+[Serve](docs/serve.md){ .md-button }
+
+<img class="screenshot" alt="The server's page: an image exits after round 1"
+  src="docs/figures/page_light.webp#only-light">
+<img class="screenshot" alt="The server's page: an image exits after round 1"
+  src="docs/figures/page_dark.webp#only-dark">
+
+`progresvit serve` shows what each round sees and where an image exits at a threshold. The photograph is one of the
+[sample images](progresvit/samples/CREDITS.md) of the package.
+
+"""
+"""Follows the first paragraph of README.md."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -68,7 +86,8 @@ def _content(source: Path, repository: Path) -> str:
         names = sorted(path.name for path in source.iterdir() if not path.name.startswith((".", "__")))
         body = "\n".join(f"- [{name}]({source.name}/{name})" for name in names)
     elif source.suffix == ".md":
-        return source.read_text(encoding="utf-8")
+        text = source.read_text(encoding="utf-8")
+        return text.replace("\n<img ", OPENING + "<img ", 1) if source == repository / "README.md" else text
     else:
         body = f"````{LEXERS.get(source.suffix, 'text')}\n{source.read_text(encoding='utf-8')}\n````"
     return f"---\nsearch:\n  exclude: true\n---\n\n# `{source.relative_to(repository)}`\n\n{body}\n"

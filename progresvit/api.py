@@ -23,8 +23,9 @@ def load(source: Source | None = None, *, revision: str | None = None) -> RoundM
     """A trained model, in evaluation mode. ``config.kind`` names its model class.
 
     Args:
-        source: A model folder, the name of a bundled model, a hub id, or a hub id of the authors. None is the bundled
-            model ``imagenet-tiny``. A local folder comes before a bundled model of the same name.
+        source: A model folder, the name of a bundled model, a hub id, or a hub id of the authors, whose files
+            themselves have not been seen. None is the bundled model ``imagenet-tiny``. A local folder comes before a
+            bundled model of the same name.
         revision: Branch, tag or commit of the hub repository.
     """
     return load_with_folder(source, revision=revision)[0]

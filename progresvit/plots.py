@@ -1,10 +1,14 @@
-"""Common style of all figures: size, colour-blind safe palette, labelled axes, bands and legends."""
+"""Common style of all figures: size, colour-blind safe palette, labelled axes, bands and legends.
+
+``style.css`` beside this file is the common style of all HTML pages.
+"""
 
 from __future__ import annotations
 
 import io
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,6 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+STYLE = Path(__file__).parent / "style.css"
+"""Colours, fonts and panels of all HTML pages: the server's and the reports'."""
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's palette."""
 DPI = 160

@@ -49,6 +49,22 @@ def images():
     return torch.randn(3, 3, 32, 32)
 
 
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, or the test is skipped."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("needs chromium")
+    with playwright.sync_playwright() as driver:
+        try:
+            browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        except playwright.Error as error:
+            pytest.skip(f"chromium does not start: {str(error).splitlines()[0]}")
+        yield browser
+        browser.close()
+
+
 def pytest_collection_modifyitems(items):
     """Skip GPU tests without a GPU; ``make check`` covers the package, ``make test`` repro/ and benchmarks/ too."""
     for item in items:

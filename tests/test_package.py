@@ -155,6 +155,8 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
     folders = {part for name in names for part in name.split("/")[:-1]}
     assert not folders & {"tests", "benchmarks", "repro", "scripts", "docs"}
     assert "progresvit/py.typed" in names
+    pages = ("style.css", "serving/page/page.css", *(f"analysis/page.{kind}" for kind in ("html", "css", "js")))
+    assert {f"progresvit/{name}" for name in pages} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     files = ("model.safetensors", "config.json", "README.md", "figures.json", "budgets.json")
     settings = ("near-lossless", "drop-0.5", "drop-1", "careful")

@@ -1,4 +1,4 @@
-"""The most confident errors as a gallery: a thumbnail of what the model saw, the class, and what each round said.
+"""Wrong answers as a gallery: a thumbnail of what the model saw, the class, and what each round said.
 
 Letters: C channels, H side of the images, h side of a thumbnail.
 """
@@ -33,6 +33,10 @@ NAME = 20
 """Characters of a name beside a thumbnail."""
 LINE = 0.135
 """Inches of a line of text."""
+DRAWN = 24
+"""Errors in the figure; the page shows all of the gallery."""
+QUALITY = 90
+"""Of the JPEGs on a page: 5 kB each, a quarter of a PNG."""
 
 Pixels = NDArray[np.uint8]
 
@@ -50,14 +54,25 @@ class Gallery:
     """A line for each image that is not in the data or cannot be read."""
 
     def cards(self) -> list[Card]:
-        """The cards of the errors on a page."""
-        return [
-            Card(
-                image=_to_png(self.thumbnails[row]) if row in self.thumbnails else b"",
-                lines=[*self.lines(row), str(self.answers.records.ids[row])],
+        """The cards of the errors on a page, with what they can be filtered by."""
+        answers, cards = self.answers, []
+        for row in self.rows:
+            label, exit_round = int(answers.records.labels[row]), int(answers.exit_round[row])
+            title, *lines = self.lines(row)
+            filters = {"class": answers.class_names[label], "answer": answers.class_names[int(answers.prediction[row])]}
+            if answers.threshold is not None:
+                filters["exit"] = f"after round {exit_round + 1}"
+            cards.append(
+                Card(
+                    image=_to_jpeg(self.thumbnails[row]) if row in self.thumbnails else b"",
+                    title=title,
+                    lines=lines,
+                    marked=exit_round if answers.threshold is not None else None,
+                    note=str(answers.records.ids[row]),
+                    filters=filters,
+                )
             )
-            for row in self.rows
-        ]
+        return cards
 
     def lines(self, row: int, length: int | None = None) -> list[str]:
         """The class, and what each round said; names have at most ``length`` characters."""
@@ -109,8 +124,8 @@ def find_errors(answers: RoutedAnswers, most: int, source: DataSource | None = N
 
 
 def gallery_figure(gallery: Gallery) -> Figure:
-    """Thumbnails in the order of confidence; beside each its class and the answers of the rounds."""
-    rows = [row for row in gallery.rows if row in gallery.thumbnails]
+    """Thumbnails of the most confident errors; beside each its class and the answers of the rounds."""
+    rows = [row for row in gallery.rows if row in gallery.thumbnails][:DRAWN]
     side = THUMBNAIL / DPI  # inches: no pixel of a .png is enlarged
     height = max(side, LINE * (gallery.answers.records.rounds + 1)) + 0.16
     lines = -(-len(rows) // COLUMNS)
@@ -134,7 +149,7 @@ def gallery_figure(gallery: Gallery) -> Figure:
     return figure
 
 
-def _to_png(pixels: Pixels) -> bytes:
+def _to_jpeg(pixels: Pixels) -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, format="PNG")
+    Image.fromarray(pixels).save(buffer, format="JPEG", quality=QUALITY, subsampling=0)
     return buffer.getvalue()

@@ -1,14 +1,21 @@
 """An HTML page that needs no other file: parts with a figure, a gallery and tables. Figures and tables are beside it as
 PNG and CSV.
+
+The page has the style of the server's page and loads nothing. Its policy runs the script of the gallery and no other.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
 
+from progresvit.io.parse import printable
+from progresvit.plots import STYLE
 from progresvit.table import Table
 
 INDEX = "index.html"
@@ -18,11 +25,18 @@ SHORT = 30
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """A small image of a gallery and the lines below it."""
+    """A small image of a gallery and the lines beside it."""
 
     image: bytes
-    """PNG; empty for lines alone."""
+    """JPEG; empty for lines alone."""
+    title: str
     lines: Sequence[str]
+    marked: int | None = None
+    """The line that is emphasised."""
+    note: str
+    """A last, quiet line."""
+    filters: Mapping[str, str]
+    """The value of this card in each filter of the gallery, by the label of the filter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +51,11 @@ class Part:
     image: bytes = b""
     """PNG; empty if there is no figure."""
     cards: Sequence[Card] = ()
-    """The page shows them instead of the figure."""
+    """The page shows them instead of the figure, in this order."""
+    order: str = ""
+    """The name of this order, such as ``most confident``."""
+    reverse: str = ""
+    """The name of the reverse order."""
     tables: Mapping[str, Table] = field(default_factory=dict)
     """By the name of their file without its suffix."""
     shown: Sequence[Table] | None = None
@@ -56,6 +74,8 @@ class Page:
     about: Sequence[str]
     """Lines about the model and the images."""
     parts: Sequence[Part]
+    numbers: Mapping[str, str] = field(default_factory=dict)
+    """The most important numbers, by their name."""
 
     def files(self) -> Iterator[tuple[str, str | bytes]]:
         """Names and contents: the page, then the figure and the tables of each part."""
@@ -73,57 +93,96 @@ class Page:
 
     def to_html(self) -> str:
         """The page."""
-        about = "".join(f"<p>{html.escape(line)}</p>\n" for line in self.about)
-        body = "".join(_part_html(part) for part in self.parts)
-        title = html.escape(self.title)
-        return (
-            f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title>\n'
-            f"<style>{STYLE}</style></head>\n<body>\n<h1>{title}</h1>\n{about}{body}</body>\n</html>\n"
+        parts = {end: Path(__file__).with_suffix(end).read_text(encoding="utf-8") for end in (".html", ".css", ".js")}
+        style, script = STYLE.read_text(encoding="utf-8") + parts[".css"], parts[".js"]
+        return Template(parts[".html"]).substitute(
+            title=_text(self.title),
+            about="".join(f"<p>{_text(line)}</p>\n" for line in self.about),
+            numbers="".join(
+                f"<div><dt>{_text(n)}</dt><dd>{_text(value)}</dd></div>" for n, value in self.numbers.items()
+            ),
+            links="".join(f'<a href="#{part.name}">{_text(part.title)}</a>' for part in self.parts),
+            parts="".join(f'<section class="panel">\n{_part_html(part)}</section>\n' for part in self.parts),
+            style=style,
+            style_hash=_hash(style),
+            script=script,
+            script_hash=_hash(script),
         )
 
 
-STYLE = (
-    "body{font-family:sans-serif;max-width:760px;margin:2em auto;padding:0 1em;line-height:1.45;color:#222}"
-    "img{width:100%;max-width:700px}table{border-collapse:collapse;font-size:.85em}"
-    "td,th{padding:.15em .6em;text-align:right;border-bottom:1px solid #ddd}td{white-space:nowrap}.note{color:#555}"
-    "td.left,th.left{text-align:left}details{overflow-x:auto}"
-    ".cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(165px,1fr));gap:1em .8em}"
-    ".card{font-size:.78em;line-height:1.3;overflow-wrap:anywhere}.card img{width:auto;max-width:96px;display:block}"
-)
+def _text(text: str) -> str:
+    """Text of a page: names in it are neither HTML nor control characters."""
+    return html.escape(printable(text))
+
+
+def _hash(content: str) -> str:
+    """How a content security policy names an inline style or script."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}"
 
 
 def _part_html(part: Part) -> str:
-    head = f'<h2 id="{part.name}">{html.escape(part.title)}</h2>\n<p>{html.escape(part.text)}</p>\n'
+    head = f'<h2 id="{part.name}">{_text(part.title)}</h2>\n<p>{_text(part.text)}</p>\n'
     if part.skipped is not None:
-        return f'{head}<p class="note">Skipped: {html.escape(part.skipped)}</p>\n'
-    remarks = "".join(f'<p class="note">{html.escape(line)}</p>\n' for line in part.remarks)
-    figure = f'<img alt="{html.escape(part.title)}" src="{_data(part.image)}">\n' if part.image else ""
+        return f'{head}<p class="quiet">Skipped: {_text(part.skipped)}</p>\n'
+    remarks = "".join(f'<p class="quiet">{_text(line)}</p>\n' for line in part.remarks)
+    figure = f'<img class="figure" alt="{_text(part.title)}" src="{_data("png", part.image)}">\n' if part.image else ""
     if part.cards:
-        figure = f'<div class="cards">\n{"".join(map(_card_html, part.cards))}</div>\n'
+        figure = _gallery_html(part)
     shown = [table for table in part.tables.values() if len(table.rows) <= SHORT] if part.shown is None else part.shown
     tables = "".join(_table_html(table, is_open=not figure) for table in shown)
     names = [*([f"{part.name}.png"] if part.cards and part.image else []), *(f"{name}.csv" for name in part.tables)]
     links = ", ".join(f'<a href="{name}">{name}</a>' for name in names)
-    return f"{head}{remarks}{figure}{tables}<p>{links}</p>\n"
+    return f'{head}{remarks}{figure}{tables}<p class="files">{links}</p>\n'
 
 
-def _card_html(card: Card) -> str:
-    image = f'<img alt="" src="{_data(card.image)}">' if card.image else ""
-    return f'<div class="card">{image}{"<br>".join(map(html.escape, card.lines))}</div>\n'
+def _gallery_html(part: Part) -> str:
+    """Filters, which the script shows, and the cards. A card names its values by their numbers in the filters."""
+    names = part.cards[0].filters
+    values = {name: sorted({card.filters[name] for card in part.cards}, key=str.casefold) for name in names}
+    selects = "".join(
+        f"<label>{_text(name)}<select data-filter>"
+        + "".join(
+            f'<option value="{number}" data-text="{_text(text)}"></option>'
+            for number, text in [("", "all"), *enumerate(options)]
+        )
+        + "</select></label>\n"
+        for name, options in values.items()
+    )
+    orders = f'<option>{_text(part.order)}</option><option value="reverse">{_text(part.reverse)}</option>'
+    cards = "".join(
+        _card_html(card, [values[name].index(text) for name, text in card.filters.items()]) for card in part.cards
+    )
+    return (
+        f'<div class="gallery">\n<div class="filters" hidden>\n{selects}'
+        f"<label>order<select data-order>{orders}</select></label>\n"
+        '<div class="chips"><button type="button">show all</button></div>\n</div>\n'
+        '<p class="count quiet" role="status"></p>\n'
+        f'<ol class="cards" aria-label="{_text(part.title)}">\n{cards}</ol>\n</div>\n'
+    )
 
 
-def _data(image: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(image).decode()}"
+def _card_html(card: Card, numbers: Sequence[int]) -> str:
+    values = "".join(f' data-f{f}="{number}"' for f, number in enumerate(numbers))
+    image = f'<img alt="" src="{_data("jpeg", card.image)}">' if card.image else ""
+    tags = ["em" if number == card.marked else "span" for number in range(len(card.lines))]
+    lines = "".join(f"<{tag}>{_text(line)}</{tag}>" for tag, line in zip(tags, card.lines))
+    text = f'<b>{_text(card.title)}</b>{lines}<span class="quiet">{_text(card.note)}</span>'
+    return f'<li class="card"{values}>{image}<div>{text}</div></li>\n'
+
+
+def _data(kind: str, image: bytes) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
 
 
 def _table_html(table: Table, *, is_open: bool) -> str:
     heads, cells = table.cells()
     left = table.left()
     lines = [_line_html("th", heads, left), *(_line_html("td", line, left) for line in cells)]
-    summary = f"<summary>{html.escape(table.title)}</summary>"
-    return f"<details{' open' if is_open else ''}>{summary}\n<table>\n{''.join(lines)}</table></details>\n"
+    summary = f"<summary>{_text(table.title)}</summary>"
+    rows = f'<div class="scroll" tabindex="0">\n<table>\n{"".join(lines)}</table></div>'
+    return f"<details{' open' if is_open else ''}>{summary}\n{rows}</details>\n"
 
 
 def _line_html(tag: str, cells: Sequence[str], left: Sequence[bool]) -> str:
     looks = [' class="left"' if is_left else "" for is_left in left]
-    return "<tr>" + "".join(f"<{tag}{look}>{html.escape(cell)}</{tag}>" for cell, look in zip(cells, looks)) + "</tr>\n"
+    return "<tr>" + "".join(f"<{tag}{look}>{_text(cell)}</{tag}>" for cell, look in zip(cells, looks)) + "</tr>\n"

@@ -1,8 +1,10 @@
-"""One HTML page about records (``page.py``): accuracy, classes, confusions, exits and the most confident errors."""
+"""One HTML page about records (``page.py``): accuracy, classes, confusions, exits and a gallery of errors."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+
+import numpy as np
 
 from progresvit import __version__
 from progresvit.analysis.class_figures import (
@@ -24,7 +26,7 @@ from progresvit.evaluation.class_report import (
     exit_table,
 )
 from progresvit.plots import render
-from progresvit.table import threshold
+from progresvit.table import decimals, threshold
 
 FILES = (
     INDEX,
@@ -47,7 +49,18 @@ def make_records_report(gallery: Gallery, *, data_given: bool) -> Page:
     """
     answers = gallery.answers
     parts = [_accuracy(answers), _classes(answers), _confusion(answers), _exits(answers), _errors(gallery, data_given)]
-    return Page(title=f"Report of {answers.records.header.model}", about=_about(answers), parts=parts)
+    title = f"Report of {answers.records.header.model}"
+    return Page(title=title, about=_about(answers), numbers=_numbers(answers), parts=parts)
+
+
+def _numbers(answers: RoutedAnswers) -> dict[str, str]:
+    """Top-1 of all answers of a name, and what routing saves."""
+    numbers = {f"{name} top-1": f"{100 * top1.mean:.1f} %" for name, top1 in answers.accuracies()}
+    if answers.threshold is not None:
+        gmacs = answers.records.gmacs()
+        spent = float(np.mean(np.asarray(gmacs)[answers.exit_round]))
+        numbers |= {"GMACs per image": decimals(spent), "saved": f"{100 * (1 - spent / gmacs[-1]):.1f} %"}
+    return numbers | {"errors": f"{len(answers.errors):,}"}
 
 
 def _about(answers: RoutedAnswers) -> list[str]:
@@ -132,20 +145,23 @@ def _exits(answers: RoutedAnswers) -> Part:
 
 def _errors(gallery: Gallery, data_given: bool) -> Part:
     answers, header = gallery.answers, gallery.answers.records.header
-    table = error_table(answers, len(gallery.rows))
-    remarks = [] if gallery.rows else ["No answer is wrong."]
+    remarks = [] if len(answers.errors) else ["No answer is wrong."]
     if gallery.rows and not data_given:
         remarks.append(f"For thumbnails, pass the evaluated images: {header.data}.")
+    if len(gallery.rows) < len(answers.errors):
+        remarks.append(f"The {len(gallery.rows):,} most confident of {len(answers.errors):,} wrong answers.")
     if gallery.missing:
         remarks.append(f"Without an image: {'; '.join(gallery.missing)}.")
     return Part(
         name="errors",
-        title="Most confident errors",
-        text="Wrong answers with the highest probability: the class, then what each round said. Some labels may be "
+        title="Errors",
+        text="Wrong answers, the highest probability first: the class, then what each round said. Some labels may be "
         "wrong.",
         image=render(gallery_figure(gallery), ".png") if gallery.thumbnails else b"",
-        cards=gallery.cards() if gallery.thumbnails else (),
-        tables={"errors": table} if gallery.rows else {},
-        shown=[table] if gallery.rows and not gallery.thumbnails else [],
+        cards=gallery.cards(),
+        order="most confident",
+        reverse="least confident",
+        tables={"errors": error_table(answers, len(gallery.rows))} if gallery.rows else {},
+        shown=(),
         remarks=remarks,
     )

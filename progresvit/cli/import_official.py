@@ -1,4 +1,4 @@
-"""``progresvit import-official``: convert a checkpoint of the authors to a model folder."""
+"""``progresvit import-official``: convert a checkpoint of the authors; their files themselves have not been seen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def import_official(
         ),
     ] = None,
 ) -> None:
-    """Convert a PyTorch checkpoint of the authors to a model folder. Only weights are read, never code."""
+    """Convert a PyTorch checkpoint of the authors to a model folder. Only weights are read, never code.
+
+    Tested on files made to the authors' published key names: their files themselves have not been seen.
+    """
     sides = None if resolutions is None else options.parse_integers(resolutions, "--resolutions", "192,240")
     from progresvit import interop
     from progresvit.model.saving import save

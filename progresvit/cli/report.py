@@ -21,7 +21,7 @@ def report(
     split: Annotated[str | None, typer.Option(help="Split of --data; by default the split of the records.")] = None,
     threshold: options.Threshold = None,
     router: options.RouterFile = None,
-    errors: Annotated[int, typer.Option(help="Most errors that are shown.", min=0)] = 24,
+    errors: Annotated[int, typer.Option(help="Most errors on the page; the most confident are kept.", min=0)] = 200,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier report.")] = False,
 ) -> None:
     """Write a report: top-1 by round and class with 95 % intervals, confusions, exits by class, the worst errors."""

@@ -1,4 +1,7 @@
-"""The authors' checkpoints, PyTorch pickles with key names of their own, converted to ProgResViT models."""
+"""The authors' checkpoints, pickles with key names of their own, converted to models; their files have not been seen.
+
+The tests use files that are made to the published key names.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ _RENAMES = tuple(
 
 
 def import_official(file: str | os.PathLike[str], *, resolutions: Sequence[int] | None = None) -> ProgResViT:
-    """One of the authors' checkpoints as a model.
+    """One of the authors' checkpoints as a model; tested on files with their published key names, not on theirs.
 
     Widths, depth, patch size and classes are derived from the weights.
 

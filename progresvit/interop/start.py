@@ -1,5 +1,5 @@
 """Initial weights from a pretrained model: a plain ViT of timm, by name or from a file, a model folder, or a checkpoint
-of the authors.
+of the authors, whose files have not been seen.
 
 The weights of a plain ViT have the same names in timm and here. Every other parameter of a model is its own part, which
 only a folder of the same kind of model can fill; otherwise it keeps its initial weights.

@@ -62,8 +62,8 @@ class Model(Section):
     drop_path: float = Field(0.0, ge=0, lt=1)
     start: str | None = None
     """Initial weights: the name of a timm model, a file of its weights, a model folder, the name of a bundled model, or
-    a checkpoint of the authors as a file or hub id. Without preset and rounds, the network is the folder's, with the
-    classes of the data."""
+    a checkpoint of the authors (their files themselves have not been seen) as a file or hub id. Without preset and
+    rounds, the network is the folder's, with the classes of the data."""
     start_fusion: Literal["paper", "quiet"] = "paper"
     """``quiet``: the last round begins as the pretrained ViT, without tokens from the previous round."""
 

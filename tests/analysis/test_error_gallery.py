@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from progresvit.analysis.error_gallery import Gallery, find_errors, gallery_figure
+from progresvit.analysis.error_gallery import DRAWN, Gallery, find_errors, gallery_figure
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.augment.corruption import Corruption
 from progresvit.distributed import Processes
@@ -38,17 +38,23 @@ def test_lines_give_the_class_and_what_each_round_said():
         assert line.endswith("(exit)") == (s == gallery.answers.exit_round[row])
     assert gallery.lines(row, 8)[0] == "is a class…"
     (card, *_) = gallery.cards()
-    assert card.lines == [label, *rounds, records.ids[row]]
-    assert card.image[:4] == b"\x89PNG"
+    assert (card.title, card.lines, card.note) == (label, rounds, records.ids[row])
+    assert card.marked == gallery.answers.exit_round[row]
+    assert card.filters == {
+        "class": f"a class of a long name {records.labels[row]}",
+        "answer": f"a class of a long name {gallery.answers.prediction[row]}",
+        "exit": f"after round {gallery.answers.exit_round[row] + 1}",
+    }
+    assert card.image[:3] == b"\xff\xd8\xff"
 
 
-@pytest.mark.parametrize(("count", "shape", "rounds"), [(1, (96, 96, 3), 2), (24, (96, 96), 2), (7, (32, 32, 3), 3)])
+@pytest.mark.parametrize(("count", "shape", "rounds"), [(1, (96, 96, 3), 2), (30, (96, 96), 2), (7, (32, 32, 3), 3)])
 def test_no_thumbnail_is_enlarged_and_no_text_lies_over_another_or_outside(count, shape, rounds):
     gallery = gallery_of(count, shape, name="a class of a long name that does not fit {}", rounds=rounds)
     figure = gallery_figure(gallery)
     figure.set_dpi(DPI)
     figure.draw_without_rendering()
-    assert len(figure.axes) == count
+    assert len(figure.axes) == min(count, DRAWN)
     boxes = [axes.get_window_extent() for axes in figure.axes]
     assert all(box.width <= shape[0] + 0.01 for box in boxes)
     boxes += [text.get_window_extent() for text in (*figure.texts, figure._suptitle)]

@@ -26,7 +26,15 @@ def cumulative_disagreements(rate, *, seed):
 
 
 def a_setting(**fields):
-    fixed = {"threshold": 0.5, "rounds": 2, "weights": "w", "preprocessing": "p", "precision": "fp32", "n": 2000, "k": 0}
+    fixed = {
+        "threshold": 0.5,
+        "rounds": 2,
+        "weights": "w",
+        "preprocessing": "p",
+        "precision": "fp32",
+        "n": 2000,
+        "k": 0,
+    }
     return Setting(**{"rule": "guarantee", "epsilon": 0.01, "delta": 0.05, **fixed, **fields})
 
 

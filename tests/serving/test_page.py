@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import os
-import shutil
 import socket
 import threading
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from progresvit.model import ProgResViT
 from progresvit.routing.metric import OperatingPoint
 from progresvit.routing.scores import top10_entropy
 from progresvit.routing.settings import Budgets
-from progresvit.serving.page.router import page_router
+from progresvit.serving.page.router import FILES, page_router
 from progresvit.serving.service import Limits
 from tests.factories import setting_of, tiny_config
 from tests.serving.conftest import encode, in_thread
@@ -88,7 +87,8 @@ def image_of(url):
 
 
 def test_the_page_loads_nothing_from_other_hosts(client):
-    for path, kind in (("/", "text/html"), ("/page/page.css", "text/css"), ("/page/page.js", "text/javascript")):
+    for file, kind in FILES.items():
+        path = "/" if file == "index.html" else f"/page/{file}"
         response = client.get(path)
         assert response.status_code == 200
         assert response.headers["content-type"].startswith(kind)
@@ -326,21 +326,6 @@ def test_a_client_that_disconnects_does_not_block_the_next(model, held_back):
             next(response.iter_lines())
         held_back.set()
         wait_until(lambda: client.post("/page/rounds", content=as_file()).status_code != 429)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api")
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("needs chromium")
-    with playwright.sync_playwright() as driver:
-        try:
-            browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        except playwright.Error as error:
-            pytest.skip(f"chromium does not start: {str(error).splitlines()[0]}")
-        yield browser
-        browser.close()
 
 
 @contextmanager

@@ -37,6 +37,7 @@ from progresvit.data.prepare import prepare as prepare_image
 from progresvit.data.samples import samples_folder
 from progresvit.engine.backends import check_task
 from progresvit.io.model_folder import BUDGETS_FILE
+from progresvit.plots import STYLE
 from progresvit.routing.decide import OODRule, Threshold
 from progresvit.routing.scores import OOD_SCORES, TOP, ood_score, top10_entropy
 from progresvit.routing.settings import default_setting, find_setting, load_budgets, setting_names
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FILES = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+FILES = {"index.html": "text/html", "style.css": "text/css", "page.css": "text/css", "page.js": "text/javascript"}
 CREDITS = "CREDITS.md"
 """Authors and licences of the sample images."""
 HEADERS = {
@@ -113,7 +114,8 @@ def page_router(
         raise ValueError(f"the page shows images of 1 or 3 channels and this model takes {config.in_channels}.")
     samples = sorted(path.name for path in samples_folder().glob("*.jpg"))
     kinds = {**FILES, CREDITS: "text/plain", **dict.fromkeys(samples, "image/jpeg")}
-    files = {file: (Path(__file__).parent / file).read_bytes() for file in FILES}
+    own = Path(__file__).parent
+    files = {file: (STYLE if file == STYLE.name else own / file).read_bytes() for file in FILES}
     files |= {file: (samples_folder() / file).read_bytes() for file in (CREDITS, *samples)}
     described = describe_model(model, name=name, folder=folder, threshold=threshold, abstain=abstain, ood=ood)
     facts = json.dumps({**described, "max_bytes": limits.body, "samples": samples}, allow_nan=False)
