@@ -62,6 +62,16 @@ def start_from(model: RoundModel, source: str, *, fusion: Fusion = "paper") -> l
     return start_from_timm(model, source, fusion=fusion)
 
 
+def check_start(source: str) -> None:
+    """Refuse a source whose weights are neither here nor can be downloaded. Whether they fit a model is not checked."""
+    if is_local(source):
+        find_folder(source)
+    elif source in OFFICIAL_MODELS:
+        load_official(source)
+    elif not is_official_file(source):
+        _read(source)
+
+
 def start_from_timm(
     model: RoundModel, source: str | os.PathLike[str] | nn.Module | Weights, fusion: Fusion = "paper"
 ) -> list[str]:
