@@ -155,7 +155,7 @@ def _read(source: str) -> nn.Module | Weights:
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         raise ValueError(
             f"timm cannot load the weights of {source} ({reason}); check the name (timm.list_pretrained) and the "
-            "network, or give a file of them as model.start."
+            "network, or set model.start=FILE to a file of them."
         ) from error
     return module
 

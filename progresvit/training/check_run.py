@@ -39,7 +39,7 @@ def _run_problems(recipe: Recipe, task: Task, processes: Processes) -> Iterator[
         except ValueError as error:
             yield f"{error}, or set run.wandb=null."
     if run.precision == "fp16" and not on_gpu:
-        yield "fp16 needs a CUDA device; set run.precision=fp32."
+        yield "fp16 needs a CUDA device; set run.precision=bf16 or fp32."
     if run.precision == "bf16" and on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
         yield f"{torch.cuda.get_device_name()} has no bf16; set run.precision=fp16."
     if run.compile and processes.device.type == "cpu" and (compiler := _missing_compiler()):
@@ -76,8 +76,8 @@ def _start_problems(recipe: Recipe, task: Task) -> Iterator[str]:
     try:
         check_start(model.start)
     except ValueError as error:
-        remedy = " Set model.start=FILE to a file of these weights"
-        if not task.needs_start and not model.fields.get("frozen", model.kind == "early_exit"):
+        if task.needs_start or model.fields.get("frozen", model.kind == "early_exit"):
+            yield str(error)
+        else:
             quiet = " and model.start_fusion=paper" if model.start_fusion == "quiet" else ""
-            remedy += f", or model.start=null{quiet} to begin with random weights"
-        yield f"{error}{remedy}."
+            yield f"{error} To begin with random weights, set model.start=null{quiet}."
