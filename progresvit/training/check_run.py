@@ -25,8 +25,10 @@ def check_run_options(recipe: Recipe, task: Task, processes: Processes, *, resum
         processes: The processes of the run.
         resumes: The run continues from a checkpoint, so it does not read the weights that it started from.
     """
-    problems = [*_run_problems(recipe, task, processes), *([] if resumes else _start_problems(recipe, task))]
-    if problems := [*problems, *task.problems()]:
+    with torch.random.fork_rng(devices=[]):  # loading a model draws random numbers, and a run begins with its seed's
+        problems = [*_run_problems(recipe, task, processes), *([] if resumes else _start_problems(recipe, task))]
+        problems += task.problems()
+    if problems:
         raise ValueError(" ".join(problems))
 
 

@@ -89,6 +89,13 @@ def test_a_run_that_resumes_needs_no_start():
     assert check("deit_small_224", changes, resumes=True) == ""
 
 
+def test_the_check_draws_no_random_number_of_the_run(monkeypatch):
+    monkeypatch.setattr(timm, "create_model", lambda *arguments, **options: torch.nn.Linear(2, 2))
+    before = torch.get_rng_state()
+    assert check("192_240_kd", ["run.compile=false"]) == ""  # a start and a teacher
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_gpu_without_bf16_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **options: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "an old GPU")
