@@ -70,6 +70,7 @@ COMMANDS = {
     "bench": lambda model, data: ("bench", model),
     "evaluate": lambda model, data: ("evaluate", model, "--data", data, "--out", data / "r.parquet"),
     "shift": lambda model, data: ("shift", model, "--data", data, "--suite", "imagenet-c", "--out", data / "s"),
+    "worth": lambda model, data: ("worth", data, "--out", data / "worth"),
     "train": lambda model, data: ("train", "photos_tiny", "--data", data, "--out", data / "run"),
     "analyze attention": lambda model, data: (
         "analyze", "attention", model, data / "val" / "a" / "b.png", "--out", data / "g.png"

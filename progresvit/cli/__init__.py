@@ -30,6 +30,7 @@ from progresvit.cli.serve import serve
 from progresvit.cli.shift import shift
 from progresvit.cli.train import train
 from progresvit.cli.trust import trust
+from progresvit.cli.worth import worth
 
 app = typer.Typer(
     help="Progressive vision transformers: process an image in rounds, stop when confident.",
@@ -40,7 +41,7 @@ app = typer.Typer(
 )
 COMMANDS = (
     quickstart, info, classify, classify_ray, segment, serve, embed, import_official, train, evaluate, frontier, report,
-    calibrate, fit_router, compare_routers, abstention, ood, trust, shift, export, bench,
+    calibrate, fit_router, compare_routers, abstention, ood, trust, shift, export, bench, worth,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)  # fit_router becomes fit-router

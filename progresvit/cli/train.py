@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from progresvit.cli import output
 from progresvit.cli.errors import Commands, in_options
+
+if TYPE_CHECKING:
+    from progresvit.distributed import Processes
 
 
 def train(
@@ -34,16 +39,25 @@ def train(
 ) -> None:
     """Train a model, on several GPUs under torchrun. Ctrl-C and SIGTERM save the run; --resume continues it."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that wait sleep and do not spin
-    from progresvit.distributed import end_processes, set_threads, start_processes
-    from progresvit.training.loop import Interrupted
+    from progresvit.distributed import set_threads, start_processes
     from progresvit.training.loop import train as run_training
     from progresvit.training.recipe import load_recipe
 
     loaded = load_recipe(recipe, set_ or [])
     processes = start_processes(device)
     set_threads(threads, workers=loaded.data.workers if loaded.data.mode == "loader" else 0, device=processes.device)
-    try:
+    with stoppable_training(processes):
         run_training(loaded, data=data, out=out, processes=processes, resume=resume, overwrite=overwrite)
+
+
+@contextmanager
+def stoppable_training(processes: Processes) -> Iterator[None]:
+    """A training that a signal stops ends with the command that continues it, and the usual exit code."""
+    from progresvit.distributed import end_processes
+    from progresvit.training.loop import Interrupted
+
+    try:
+        yield
     except Interrupted as stop:
         if processes.first:
             output.echo(in_options(str(stop)), err=True)

@@ -13,7 +13,7 @@ import re
 import resource
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from progresvit.distributed import processor_name
 
@@ -114,6 +115,20 @@ def describe_ratio(ours: Mapping[str, float], theirs: Mapping[str, float]) -> st
         return None
     ratio = ours["images_per_s"] / theirs["images_per_s"]
     return f"{ratio:.2f} × the speed ({low / their_high:.2f} to {high / their_low:.2f})"
+
+
+def rates_in_turns(measurements: Sequence[Measurement], *, turns: int, seconds: float) -> NDArray[np.float64]:
+    """Images per second of subjects that take turns, so that a slow moment of the machine meets all of them.
+
+    A subject runs for about ``seconds`` in a turn, in whole passes over its images. Returns a row for each turn and a
+    column for each subject.
+    """
+    passes = []
+    for measurement in measurements:
+        measurement.subject.run(1)  # builds kernels and records graphs
+        passes.append(max(1, round(seconds / measurement._time(1))))
+    pairs = list(zip(measurements, passes))
+    return np.array([[count * own.subject.images / own._time(count) for own, count in pairs] for _ in range(turns)])
 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: Any, timeout: float | None = None) -> Any:

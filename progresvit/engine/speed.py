@@ -82,7 +82,8 @@ class TimedModel:
     Args:
         model: A preset (random weights), a model folder, a bundled model, a hub id, an export (not ``eager``), or a
             model itself.
-        continuing: Share of the images that continue after each round, if there are no thresholds.
+        continuing: Share of the images that continue after each round, if there are no thresholds: one number, or one
+            for each round but the last, as a share of the images that reach it.
         batch: Images per batch; None is the engine's own size.
         thresholds: One for all rounds, one for each but the last, or a setting of the model.
         inputs: The images, bytes (N, C, R, R) on the device.
@@ -99,7 +100,7 @@ class TimedModel:
         device: str,
         precision: str,
         batch: int | None,
-        continuing: float = 1.0,
+        continuing: float | Sequence[float] = 1.0,
         thresholds: float | Sequence[float] | Setting | None = None,
         inputs: Tensor | None = None,
         data: str | None = None,
@@ -158,14 +159,15 @@ class TimedModel:
         numbers = [exit_.exit_round for exit_ in self.exits]
         return [numbers.count(s + 1) / len(numbers) for s in range(len(self.config.rounds))]
 
-    def _thresholds_for(self, continuing: float) -> list[float]:
+    def _thresholds_for(self, continuing: float | Sequence[float]) -> list[float]:
         limits: list[float] = []
-        for s in range(len(self.config.rounds) - 1):
+        earlier = len(self.config.rounds) - 1
+        for s, share in enumerate(continuing if isinstance(continuing, Sequence) else [continuing] * earlier):
             self.build([*limits, *[math.inf] * (len(self.config.rounds) - 1 - s)])  # all that reach round s exit there
             self.run(1)
             del self.runner  # its memory does not count
             entropies = [exit_.entropy for exit_ in self.exits if exit_.exit_round == s + 1]
-            limits.append(threshold_between(entropies, continuing))
+            limits.append(threshold_between(entropies, share))
         return limits
 
 

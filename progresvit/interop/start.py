@@ -62,6 +62,16 @@ def start_from(model: RoundModel, source: str, *, fusion: Fusion = "paper") -> l
     return start_from_timm(model, source, fusion=fusion)
 
 
+def check_start(source: str) -> None:
+    """Refuse a source whose weights are neither here nor can be downloaded. Whether they fit a model is not checked."""
+    if is_local(source):
+        find_folder(source)
+    elif source in OFFICIAL_MODELS:
+        load_official(source)
+    elif not is_official_file(source):
+        _read(source)
+
+
 def start_from_timm(
     model: RoundModel, source: str | os.PathLike[str] | nn.Module | Weights, fusion: Fusion = "paper"
 ) -> list[str]:
@@ -145,7 +155,7 @@ def _read(source: str) -> nn.Module | Weights:
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         raise ValueError(
             f"timm cannot load the weights of {source} ({reason}); check the name (timm.list_pretrained) and the "
-            "network, or give a file of them as model.start."
+            "network, or set model.start=FILE to a file of them."
         ) from error
     return module
 

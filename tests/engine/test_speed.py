@@ -6,7 +6,7 @@ from PIL import Image
 
 import progresvit
 from progresvit.config import make_rounds
-from progresvit.engine.measurement import Measurement
+from progresvit.engine.measurement import Measurement, rates_in_turns
 from progresvit.engine.speed import EagerRounds, TimedModel, find_model, load_images, threshold_between
 from progresvit.model import ProgResViT
 
@@ -149,3 +149,33 @@ def test_on_a_gpu_memory_is_measured(folder, eager):
     measurement = Measurement(lambda: routed(folder, **make), device="cuda", threads=None, seconds=0.01)
     assert measurement.throughput()["images_per_s"] > 0
     assert measurement.peak_gib() > 0
+
+
+def test_each_round_may_have_a_share_of_its_own(small_config, randomize, tmp_path):
+    config = small_config.replace(rounds=make_rounds([16, 24, 32], [1, 1, 2]))
+    folder = str(progresvit.save(randomize(ProgResViT(config)), tmp_path / "three"))
+    assert shares(routed(folder, continuing=[0.8, 0.25])) == pytest.approx([0.2, 0.6, 0.2])
+
+
+def test_subjects_take_turns():
+    calls = []
+
+    class Subject:
+        images = 4
+
+        def __init__(self, name):
+            self.name = name
+
+        def build(self):
+            pass
+
+        def run(self, passes):
+            calls.append(self.name)
+
+    measurements = [
+        Measurement(lambda name=name: Subject(name), device="cpu", threads=None, seconds=0.0) for name in "ab"
+    ]
+    rates = rates_in_turns(measurements, turns=3, seconds=0.0)
+    assert rates.shape == (3, 2)
+    assert (rates > 0).all()
+    assert "".join(calls) == "aabb" + 3 * "ab"

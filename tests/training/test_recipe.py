@@ -17,7 +17,7 @@ def test_the_bundled_recipes_are_complete():
         "192_240", "160_240", "160_384", "128_192_240", "192_240_kd", "160_384_kd",
         "width_only", "width_resolution", "deit_small_224", "deit_small_240", "deit_small_384",
         "photos_tiny", "photos_tiny_kd", "photos_tiny_soft", "photos_tiny_pretrained",
-        "photos_small", "photos_small_kd", "imagenet_tiny", "nettewoof_tiny", "own_images", "digits",
+        "photos_small", "photos_small_kd", "imagenet_tiny", "nettewoof_tiny", "own_images", "own_masks", "digits",
         "thinkingvit", "hydravit", "sortednet", "matformer", "dynabert", "early_exit",
         "camvid", "pets", "segmenter_448_576", "dino_192_240", "dino_small_224", "dino_small_240", "dino_photos",
     }  # fmt: skip

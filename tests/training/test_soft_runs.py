@@ -9,8 +9,9 @@ from safetensors.torch import load_file
 import progresvit
 from progresvit.distributed import Processes
 from progresvit.training import loop
+from progresvit.training.check_run import check_run_options
 from progresvit.training.recipe import RunOptions
-from progresvit.training.step import check_run_options, compile_blocks
+from progresvit.training.step import compile_blocks
 from progresvit.training.tasks.supervised import Supervised
 from progresvit.training.teachers import load_teacher, teacher_class_ids
 from tests.factories import tiny_config
@@ -94,9 +95,10 @@ def test_a_teacher_that_does_not_name_its_classes_cannot_give_them(digits, tmp_p
 
 def test_recording_needs_one_gpu_without_gradient_checkpointing():
     gpu = Processes(rank=0, count=1, device=torch.device("cuda"))
-    for processes, options in ((ALONE, {}), (gpu, {"grad_checkpointing": True})):
-        with pytest.raises(ValueError, match=r"works on one GPU .* and run\.grad_checkpointing=false"):
-            check_run_options(recipe(run={"cuda_graphs": True, **options}), Supervised(), processes)
+    with pytest.raises(ValueError, match=r"^run\.cuda_graphs needs a GPU; set run\.cuda_graphs=false\.$"):
+        check_run_options(recipe(run={"cuda_graphs": True}), Supervised(), ALONE)
+    with pytest.raises(ValueError, match=r"works on one GPU .* and run\.grad_checkpointing=false"):
+        check_run_options(recipe(run={"cuda_graphs": True, "grad_checkpointing": True}), Supervised(), gpu)
 
 
 def test_a_bundled_model_can_teach():

@@ -12,7 +12,8 @@ from progresvit.config import make_rounds
 from progresvit.data.augment.classification import Batch
 from progresvit.data.sampler import Draw, seed_all
 from progresvit.distributed import Processes
-from progresvit.training.step import RoundLosses, check_run_options
+from progresvit.training.check_run import check_run_options
+from progresvit.training.step import RoundLosses
 from progresvit.training.tasks.subnetworks import DrawnBatch, Subnetworks, SubnetworksOptions
 from progresvit.training.tasks.supervised import Supervised
 from tests.training.runs import ALONE, assert_resumes_to_the_bit, ready, recipe, run, take_steps

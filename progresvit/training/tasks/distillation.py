@@ -13,7 +13,7 @@ of the teacher's map, P its places (T * T).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -27,7 +27,7 @@ from progresvit.model.interface import RoundModel, capability
 from progresvit.training.recipe import DistillationOptions, Recipe
 from progresvit.training.tasks.classification import Classification, soft_cross_entropy
 from progresvit.training.tasks.task import Frozen, Splits
-from progresvit.training.teachers import find_classes, load_teacher, teacher_class_ids
+from progresvit.training.teachers import check_teacher, find_classes, load_teacher, teacher_class_ids
 
 
 class TeacherBatch(NamedTuple):
@@ -65,6 +65,17 @@ class Distillation(Classification):
         self.weight, self.temperature, self.map_weight = options.weight, options.temperature, options.map_weight
         self.register_buffer("rows", None)
         """Rows of the data's classes if the head has the teacher's classes; else None."""
+
+    def problems(self) -> Iterator[str]:
+        """Teachers that are not here."""
+        missing = []
+        for name in self.options.teachers:
+            try:
+                check_teacher(name)
+            except ValueError as error:
+                missing.append(str(error))
+        if missing:
+            yield f"{' '.join(missing)} To train without a teacher, set task=supervised and distillation=null."
 
     def class_ids(self, splits: Splits) -> tuple[str, ...]:
         """The data's classes, or all classes of the teacher."""

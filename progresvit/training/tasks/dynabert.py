@@ -65,6 +65,7 @@ class DynaBERTDistillation(Classification):
     """Every width learns the predictions and hidden states of the full width."""
 
     Options = DynaBERTOptions
+    needs_start = True
 
     def setup(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> None:
         """Load the teacher: ``model.start`` at full width."""

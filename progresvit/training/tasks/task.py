@@ -133,12 +133,18 @@ class Task(nn.Module, ABC):
     """Options of the command ``progresvit evaluate`` for its models, such as ``task=knn``, printed when a run ends."""
     uses_all_parameters: bool = True
     """False if some trained parameters may have no gradient in a step; DDP must know this."""
+    needs_start: ClassVar[bool] = False
+    """Whether a run must start from trained weights."""
     static_graph: bool = True
     """False if different modules run in different steps, so that no CUDA graph can be recorded."""
 
     def __init__(self, options: Section | None = None) -> None:
         super().__init__()
         self.options: Any = self.Options() if options is None else options
+
+    def problems(self) -> Iterator[str]:
+        """What the options need and this machine lacks, each with the key to set; asked before the data is opened."""
+        return iter(())
 
     @abstractmethod
     def find_splits(self, recipe: Recipe, source: str) -> Splits:
