@@ -54,6 +54,13 @@ def former_name(name: str) -> property:
     return property(operator.attrgetter(name))
 
 
+def count_of(number: int, noun: str) -> str:
+    """The number with its noun in singular or plural: ``1 image``, ``12 images``."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun[:-1]}ies" if noun.endswith("y") else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
 def did_you_mean(name: object, choices: Iterable[str]) -> str:
     """The end of an error message about an unknown name: ``did you mean 'depth'?`` or ``choose one of a, b.``"""
     names = list(choices)

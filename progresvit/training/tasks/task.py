@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from progresvit.config import BaseConfig, ModelTask
+from progresvit.data.crop import preprocessing_hash
 from progresvit.data.dataset import ImageDataset
 from progresvit.data.in_memory import in_memory_for_training
 from progresvit.data.loading import Unreadable
@@ -194,6 +195,10 @@ class Task(nn.Module, ABC):
         self, model: RoundModel, data: TaskData, *, processes: Processes, dtype: torch.dtype | None
     ) -> Metrics:
         """Measure the exported model. Each process runs its share of the images, and all return the same metrics."""
+
+    def preprocessing_sha256(self, model: RoundModel) -> str:
+        """The hash of how ``validate`` prepares images, for the setting that the training leaves."""
+        return preprocessing_hash(model.config)
 
     def summarize(self, values: Mapping[str, Any]) -> str:
         """One line about ``Metrics.values``, for the terminal."""
