@@ -297,9 +297,9 @@ def _report(setting: Setting) -> None:
     if setting.epsilon is not None and setting.delta is not None:
         mean = "" if setting.mean_loss is None else f"; on these images it is {setting.mean_loss:.3g}"
         output.echo(
-            f"certified: with probability {1 - setting.delta:.6g} over the draw of the {setting.n} images, "
-            f"the {CERTIFIED[setting.loss or 'labelled']} is at most {setting.epsilon:.6g} ({setting.k} of them were "
-            f"harmed{mean})"
+            f"certified: with probability {1 - setting.delta:.6g} over the draw of the "
+            f"{output.count_images(setting.n)}, the {CERTIFIED[setting.loss or 'labelled']} is at most "
+            f"{setting.epsilon:.6g} ({setting.k} of them {'was' if setting.k == 1 else 'were'} harmed{mean})"
         )
         if setting.choices is not None:
             output.echo(
@@ -313,7 +313,7 @@ def _report(setting: Setting) -> None:
                 err=True,
             )
         elif setting.copies:
-            output.echo(f"left out: {setting.copies} images with the same pixels as another image")
+            output.echo(f"left out: {output.count_images(setting.copies)} with the same pixels as another image")
     if "coverage" in expected:
         limit = "none" if setting.abstain is None else f"entropy of {setting.abstain:.4g} or more"
         output.echo(

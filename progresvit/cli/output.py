@@ -257,7 +257,7 @@ def report_drawn_split(data: str, split: str, *, images: int, drawn_from: int | 
         return
     share = "the training share" if split == "train" else "a fifth of each class, selected by file name"
     echo(
-        f"note: {data} has neither train/ nor val/; using {images} of its {drawn_from} images, {share}, the same "
-        "split as in training (--split . uses all images)",
+        f"note: {data} has neither train/ nor val/; using {images} of its {count_images(drawn_from)}, {share}, the "
+        "same split as in training (--split . uses all images)",
         err=True,
     )

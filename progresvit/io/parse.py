@@ -54,11 +54,10 @@ def former_name(name: str) -> property:
     return property(operator.attrgetter(name))
 
 
-def count_of(number: int, noun: str) -> str:
-    """The number with its noun in singular or plural: ``1 image``, ``12 images``."""
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number} {noun[:-1]}ies" if noun.endswith("y") else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
+def count_of(number: int, noun: str, spec: str = "") -> str:
+    """The number with its noun in singular or plural: ``1 image``, ``12 images``; ``spec`` formats the number."""
+    plural = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number:{spec}} {noun}{plural}"
 
 
 def did_you_mean(name: object, choices: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from progresvit.io.parse import count_of
 from progresvit.model.interface import RoundModel
 
 _PIPELINES = {"classification": "image-classification", "segmentation": "image-segmentation"}
@@ -42,7 +43,8 @@ def make_card(
         "---",
         f"# {title or repo_id.rpartition('/')[2]}",
         "",
-        f"A model of kind `{config.kind}` with {config.num_classes} classes, for images of {config.input_side} pixels.",
+        f"A model of kind `{config.kind}` with {count_of(config.num_classes, 'class')}, for images of "
+        f"{config.input_side} pixels.",
         "",
         "| round | cumulative GMACs |",
         "| --- | --- |",

@@ -46,7 +46,8 @@ CHECKSUM = "checksum"
 
 
 class SettingWarning(UserWarning):
-    """There is no setting, or it was edited or calibrated with another preprocessing, precision or backend."""
+    """There is no setting, or it was edited or calibrated with another preprocessing, precision or backend; or int8
+    ranges were calibrated on few images."""
 
 
 class Calibrated(Section):

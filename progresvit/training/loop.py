@@ -21,7 +21,7 @@ from progresvit.data.sampler import Draw, seed_all
 from progresvit.data.trained_on import save_splits, save_training_list
 from progresvit.distributed import Processes
 from progresvit.io.lock import FolderLock
-from progresvit.io.parse import printable
+from progresvit.io.parse import count_of, printable
 from progresvit.model.interface import RoundModel
 from progresvit.routing.settings import Setting
 from progresvit.training.build import build_model, start_model
@@ -116,7 +116,8 @@ def _train_in(
     schedule, warmup = recipe.schedule, warmup_epochs(recipe.schedule)
     if warmup < schedule.warmup:
         logger.say(
-            f"schedule.warmup: using {warmup} epochs, not {schedule.warmup}, because there are only {schedule.epochs}"
+            f"schedule.warmup: using {count_of(warmup, 'epoch')}, not {schedule.warmup}, because there are only "
+            f"{schedule.epochs}"
         )
     complete = False
     try:

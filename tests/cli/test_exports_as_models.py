@@ -180,6 +180,8 @@ def test_openvinos_own_int8_is_measured_on_other_images_than_gave_its_ranges(fol
     output = works("export", folder, "--format", "openvino", "--int8", "--data", digits, "--out", target, *PLAIN)
     assert "int8 beside fp32 on 12 images" in output
     assert "note: the threshold was calibrated with other precision" in output
+    assert "note: the ranges of int8 come from 12 images instead of 300" in output
+    assert "give 600 images or more" in output
     manifest = Manifest.read(target)
     assert (manifest.precision, manifest.kind) == ("int8", "openvino")
     assert (manifest.int8["calibration_images"], manifest.int8["images"]) == (12, 12)

@@ -22,7 +22,7 @@ from progresvit.data.loading import Unreadable
 from progresvit.data.sampler import EpochSampler
 from progresvit.data.sources import BatchSource, InMemorySource
 from progresvit.distributed import Processes
-from progresvit.io.parse import Section
+from progresvit.io.parse import Section, count_of
 from progresvit.model.interface import RoundModel
 from progresvit.training.recipe import Recipe
 
@@ -158,7 +158,10 @@ class Task(nn.Module, ABC):
 
     def describe(self, splits: Splits) -> str:
         """One line about the data, printed when the run starts."""
-        return f"training on {len(splits.train):,} images; {len(splits.val):,} validation images"
+        return (
+            f"training on {count_of(len(splits.train), 'image', ',')}; "
+            f"{count_of(len(splits.val), 'validation image', ',')}"
+        )
 
     def before_step(self, step: int) -> None:
         """Called before the micro-batches of a step, with equal random numbers in all processes."""
