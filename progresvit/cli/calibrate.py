@@ -173,13 +173,14 @@ def _extend(setting: Setting, records: Records, router: Router | None, values: M
 def _model_folder(header: Header) -> tuple[Path | None, str]:
     """The folder of the model of the records, or None and why a setting is not written there."""
     from progresvit.engine.export.manifest import Manifest, is_export
-    from progresvit.io.model_folder import is_bundled
+    from progresvit.io.model_folder import BUNDLED, bundled_folder, is_bundled
     from progresvit.io.weights import weights_hash
     from progresvit.model.saving import load_folder
 
     folder = Path(header.model).expanduser()
-    if not folder.is_dir():
-        place = "a bundled model" if is_bundled(header.model) else "not a folder on this machine"
+    bundled = folder.resolve() in [bundled_folder(name).resolve() for name in BUNDLED]
+    if bundled or not folder.is_dir():
+        place = "a bundled model" if bundled or is_bundled(header.model) else "not a folder on this machine"
         return None, f"the model of these records, {header.model}, is {place}"
     if header.probe is not None:
         return None, f"these are predictions of a probe on the features of {folder}, not of its head"
@@ -225,6 +226,7 @@ def _name(values: Mapping[str, Any]) -> str:
 
 def _write_to_model(setting: Setting, folder: Path, name: str, header: Header, router: Path | None) -> None:
     """Write a setting to the folder of its model, and print how it is used."""
+    from progresvit.engine.export.manifest import Manifest, is_export
     from progresvit.model.registry import DEFAULT_KIND
     from progresvit.routing.settings import DEFAULT, SettingWarning, load_setting, setting_path
 
@@ -245,11 +247,12 @@ def _write_to_model(setting: Setting, folder: Path, name: str, header: Header, r
         return
     command = "classify" if header.masks is None else "segment"
     words = ["progresvit", command, "IMAGES", "--model", header.model]
-    if name != DEFAULT:
+    is_default = name == (Manifest.read(folder).default_name if is_export(folder) else DEFAULT)
+    if not is_default:
         words += ["--threshold", name]
     if router is not None:
         words += ["--router", str(router)]
-    output.echo(f"use it{' by default' if name == DEFAULT else ''}: {shlex.join(words)}")
+    output.echo(f"use it{' by default' if is_default else ''}: {shlex.join(words)}")
 
 
 def _write(setting: Setting, out: Path, *, engine: str, router: Path | None = None) -> None:

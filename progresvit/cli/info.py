@@ -153,7 +153,7 @@ def describe_export_settings(folder: Path) -> list[dict[str, Any]]:
     manifest = Manifest.read(folder)
     return _describe_settings(
         folder,
-        manifest.setting_name,
+        manifest.default_name,
         manifest.weights_sha256,
         preprocessing_sha256=manifest.preprocessing_sha256,
         precision=manifest.precision,

@@ -18,7 +18,8 @@ from progresvit.training.tasks.task import Task
 
 ACCURACIES = ("top1", "miou", "pixel_accuracy")
 """The accuracies of a near-lossless point that a setting shows, as far as a task measures them."""
-_HASH_LINE = "Weights (SHA-256): `{}`"
+_HASH = "Weights (SHA-256): "
+"""Begins the line of a card by which a card of other weights is known."""
 
 
 def hand_over(
@@ -47,8 +48,8 @@ def hand_over(
             path.parent.mkdir(exist_ok=True)
             setting.save(path)
     card = folder / CARD_FILE
-    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else _HASH_LINE.format("")[:-2]
-    if _HASH_LINE.format(weights_sha256) not in text and _HASH_LINE.format("")[:-2] in text:
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else _HASH
+    if _HASH in text and f"{_HASH}`{weights_sha256}`" not in text:
         about = describe(task, values, setting, weights_sha256)
         replace_file(card, make_card(model, "MODEL", title=folder.resolve().parent.name, about=about))
     return setting
@@ -59,7 +60,13 @@ def validation_setting(
 ) -> Setting | None:
     """The near-lossless setting of a validation; None for a model that has no early exits or that no engine runs."""
     config, point = model.config, values.get("near_lossless")
-    if point is None or config.kind != DEFAULT_KIND or not config.num_classes or len(config.rounds) == 1:
+    if (
+        point is None
+        or "images" not in values
+        or config.kind != DEFAULT_KIND
+        or not config.num_classes
+        or len(config.rounds) == 1
+    ):
         return None
     rounds = {name: values[name] for name in ACCURACIES if name in values and name in point}
     expected = expected_results(point, rounds, full_gmacs=values["full_gmacs"], convention=values["convention"])
@@ -88,7 +95,7 @@ def describe(task: Task, values: Mapping[str, Any], setting: Setting | None, wei
             f"{setting.evidence}. `progresvit info MODEL` shows the settings as they are now.",
             "",
         ]
-    return [*lines, _HASH_LINE.format(weights_sha256), ""]
+    return [*lines, f"{_HASH}`{weights_sha256}`", ""]
 
 
 def _read(path: Path) -> Setting | None:

@@ -240,6 +240,19 @@ def test_calibrate_asks_for_the_records_of_an_export(exported, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_setting_of_an_export_without_one_becomes_its_default(model, digits, tmp_path):
+    target = tmp_path / "export"
+    works("export", model, "--out", target)
+    command = ("classify", digits / "val", "--model", target)
+    assert "note: every round runs, because" in works(*command)
+    works("evaluate", target, "--data", digits, "--out", tmp_path / "r.parquet", *PLAIN)
+    shown = works("calibrate", tmp_path / "r.parquet", "--near-lossless")
+    assert f"use it by default: progresvit classify IMAGES --model {target}\n" in shown
+    assert "calibrated by the rule near-lossless on 24 images" in works(*command)
+    (row,) = json.loads(works("info", target, "--json"))["settings"]
+    assert (row["name"], row["default"], row["note"]) == ("near-lossless", True, None)
+
+
 def test_info_describes_an_export_and_its_settings(exported, int8):
     report = json.loads(works("info", exported, "--json"))
     assert report["export"]["kind"] == "onnx"
