@@ -42,6 +42,7 @@ def test_a_setting_is_written_to_the_model_and_used_by_its_name(model, digits, r
     assert load_budgets(model / "budgets.json").n == 24
     certified = "drop-50-confidence-0.9"
     assert "certified on 24 images" in works(*command, "--threshold", certified)
+    assert repr(progresvit.Engine(model, certified)).endswith("(certified)>")
     assert "(replaced certified on 24 images, of 20" in works(
         "calibrate", records, "--max-drop", 0.5, "--confidence", 0.9
     )
