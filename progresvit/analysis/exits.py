@@ -24,6 +24,7 @@ from torch import Tensor
 from progresvit.analysis.model_checks import check_rounds
 from progresvit.analysis.sample import Sample
 from progresvit.config import BaseConfig
+from progresvit.io.parse import count_of
 from progresvit.io.resumable import Progress
 from progresvit.metrics.arrays import Bools, Ints
 from progresvit.metrics.interval import Interval, share_interval
@@ -163,20 +164,20 @@ def exits(
 def exits_table(result: Exits) -> Table:
     """A row for each image. Rounds are counted from 1; entropies are in nats."""
     numbers = range(1, result.rounds + 1)
-    columns = [Column("id", "image", left=True), Column("class", "class", left=True), Column("exit_round", "exit")]
+    columns = [Column("image", "image", left=True), Column("class", "class", left=True), Column("exit_round", "exit")]
     columns += [Column(f"entropy_round{n}", f"entropy {n} (nats)", lambda value: f"{value:.3f}") for n in numbers]
     columns += [Column(f"prediction_round{n}", f"prediction {n}", left=True) for n in numbers]
     columns += [Column(f"correct_round{n}", f"correct {n}") for n in numbers]
     rows: list[Row] = []
     for image, name in enumerate(result.sample.ids):
-        row: Row = {"id": name, "class": result.class_names[int(result.labels[image])]}
+        row: Row = {"image": name, "class": result.class_names[int(result.labels[image])]}
         row["exit_round"] = int(result.exit_round[image]) + 1
         for s, n in enumerate(numbers):
             row[f"entropy_round{n}"] = float(result.entropy[image, s])
             row[f"prediction_round{n}"] = result.class_names[int(result.predictions[image, s])]
             row[f"correct_round{n}"] = bool(result.correct[image, s])
         rows.append(row)
-    return Table(f"Exits of {len(rows)} images", columns, rows)
+    return Table(f"Exits of {count_of(len(rows), 'image')}", columns, rows)
 
 
 def exit_shares(result: Exits) -> list[ClassExits]:

@@ -25,6 +25,7 @@ from progresvit.evaluation.class_report import (
     error_table,
     exit_table,
 )
+from progresvit.io.parse import count_of
 from progresvit.plots import render
 from progresvit.table import decimals, threshold
 
@@ -70,7 +71,8 @@ def _about(answers: RoutedAnswers) -> list[str]:
     changes += [f"answers among {len(header.classes)} classes only"] if header.classes is not None else []
     changes += [f"{header.probe['task']} in place of the head"] if header.probe is not None else []
     details = "".join(f"; {change}" for change in changes)
-    lines = [f"{len(records):,} images of {len(answers.by_class)} classes from {header.data}{split}{details}."]
+    images, classes = count_of(len(records), "image", ","), count_of(len(answers.by_class), "class")
+    lines = [f"{images} of {classes} from {header.data}{split}{details}."]
     if answers.threshold is not None:
         source = "near-lossless, chosen on these images" if answers.near_lossless else "given"
         lines.append(f"Routed at the threshold {threshold(answers.threshold)} ({source}).")
@@ -82,10 +84,10 @@ def _about(answers: RoutedAnswers) -> list[str]:
         )
     for count, what in (
         (len(header.unreadable), "could not be read"),
-        (records.broken, "have logits that are not finite"),
+        (records.broken, f"{'has' if records.broken == 1 else 'have'} logits that are not finite"),
     ):
         if count:
-            lines.append(f"{count} images {what}.")
+            lines.append(f"{count_of(count, 'image')} {what}.")
     run = f"{header.precision} on {header.device}, evaluated {header.date[:10] or 'on an unknown day'}"
     return [*lines, f"{run}; page by progresvit {__version__}, {datetime.now(UTC):%Y-%m-%d}."]
 

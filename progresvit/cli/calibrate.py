@@ -1,7 +1,9 @@
-"""``progresvit calibrate``: records in, a threshold out."""
+"""``progresvit calibrate``: records in, a threshold out, written to the settings of their model."""
 
 from __future__ import annotations
 
+import shlex
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -10,9 +12,10 @@ import typer
 
 from progresvit.cli import options, output
 from progresvit.compute import Convention
+from progresvit.io.model_folder import BUDGETS_FILE
 
 if TYPE_CHECKING:
-    from progresvit.evaluation import Records
+    from progresvit.evaluation import Header, Records
     from progresvit.routing import Router, Setting
     from progresvit.routing.settings import Loss
 
@@ -80,14 +83,20 @@ def calibrate(
     convention: Annotated[Convention, typer.Option(help="Convention for counting GMACs.")] = "paper",
     seed: Annotated[int, typer.Option(help="Seed of the split that orders thresholds; three or more rounds only.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Setting file to write, such as threshold.json; printed if not given.")
+        Path | None,
+        typer.Option(
+            help="Setting file to write, such as threshold.json; by default a file in the settings of the model, named "
+            "by the rule."
+        ),
     ] = None,
 ) -> None:
     """Choose a threshold: --near-lossless, --budget-gmacs, --exit-share, or --max-drop with a certificate.
 
-    --budgets writes a table for all budgets instead.
+    The setting is written to MODEL/settings/NAME.json, NAME being near-lossless, budget-1.0, exit-0.5 or drop-0.5 (in
+    percent), and used by name: classify --threshold NAME. near-lossless is used by default.
+    If the model of the records is elsewhere or a bundled one, it is printed.
 
-    A setting saved as MODEL/settings/NAME.json is found by name: Engine(MODEL, threshold="NAME").
+    --budgets writes a table for all budgets instead, MODEL/budgets.json.
     """
     used = options.used_options(context, RULES)
     if len(used) != 1:
@@ -135,7 +144,14 @@ def calibrate(
         setting = evaluation.calibrate_near_lossless(table, per_round=per_round, **shared)
     if isinstance(table, evaluation.Records):
         setting = _extend(setting, table, fitted, context.params)
-    _write(setting, out, engine="Engine" if is_classification else "SegmentationEngine", router=router)
+    folder, why = (None, "") if out is not None else _model_folder(table.header)
+    if folder is not None:
+        _write_to_model(setting, folder, _name(context.params), table.header, router)
+    elif out is not None:
+        _write(setting, out, engine="Engine" if is_classification else "SegmentationEngine", router=router)
+    else:
+        typer.echo(setting.to_json())
+        output.echo(f"note: {why}, so the setting is only printed; --out FILE.json writes it.", err=True)
 
 
 def _extend(setting: Setting, records: Records, router: Router | None, values: Mapping[str, Any]) -> Setting:
@@ -154,11 +170,93 @@ def _extend(setting: Setting, records: Records, router: Router | None, values: M
     return setting
 
 
-def _write(setting: Setting, out: Path | None, *, engine: str, router: Path | None = None) -> None:
-    """Print the setting, or write it and print a summary."""
-    if out is None:
-        typer.echo(setting.to_json())
+def _model_folder(header: Header) -> tuple[Path | None, str]:
+    """The folder of the model of the records, or None and why a setting is not written there."""
+    from progresvit.engine.export.manifest import Manifest, is_export
+    from progresvit.io.model_folder import BUNDLED, bundled_folder, is_bundled
+    from progresvit.io.weights import weights_hash
+    from progresvit.model.saving import load_folder
+
+    folder = Path(header.model).expanduser()
+    bundled = folder.resolve() in [bundled_folder(name).resolve() for name in BUNDLED]
+    if bundled or not folder.is_dir():
+        place = "a bundled model" if bundled or is_bundled(header.model) else "not a folder on this machine"
+        return None, f"the model of these records, {header.model}, is {place}"
+    if header.probe is not None:
+        return None, f"these are predictions of a probe on the features of {folder}, not of its head"
+    graphs_sha256 = None
+    if is_export(folder):
+        manifest = Manifest.read(folder)
+        weights_sha256, graphs_sha256 = manifest.weights_sha256, manifest.graphs_sha256
+    else:
+        try:
+            weights_sha256 = weights_hash(load_folder(folder))
+        except ValueError as error:
+            return None, f"the model of these records cannot be read ({error})"
+    if (weights_sha256, graphs_sha256) != (header.weights_sha256, header.graphs_sha256):
+        return None, f"{folder} has other weights than the model of these records"
+    return folder, ""
+
+
+def _name(values: Mapping[str, Any]) -> str:
+    """The name of a setting by its rule, as the bundled models have them; every other choice adds to it."""
+    from progresvit.routing.settings import DEFAULT
+
+    if values["budget_gmacs"] is not None:
+        name = f"budget-{values['budget_gmacs']}"
+    elif values["exit_share"] is not None:
+        name = f"exit-{values['exit_share']}"
+    elif values["max_drop"] is not None:
+        name = f"drop-{100 * values['max_drop']:g}"
+    else:
+        name = DEFAULT
+    certified = values["max_drop"] is not None
+    added = {
+        "per-round": values["per_round"],
+        f"confidence-{values['confidence']}": certified and values["confidence"] != 0.95,
+        "unlabelled": values["unlabelled"],
+        f"router-{Path(values['router'] or '').stem}": values["router"] is not None,
+        f"error-{values['max_error']}": values["max_error"] is not None,
+        f"ood-{values['ood_share']}": values["ood_share"] is not None,
+        str(values["ood_score"]): values["ood_score"] is not None,
+        values["convention"]: values["convention"] != "paper",
+    }
+    return "-".join([name, *(text for text, is_used in added.items() if is_used)])
+
+
+def _write_to_model(setting: Setting, folder: Path, name: str, header: Header, router: Path | None) -> None:
+    """Write a setting to the folder of its model, and print how it is used."""
+    from progresvit.engine.export.manifest import Manifest, is_export
+    from progresvit.model.registry import DEFAULT_KIND
+    from progresvit.routing.settings import DEFAULT, SettingWarning, load_setting, setting_path
+
+    out, before = setting_path(folder, name), ""
+    if out.is_file():
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SettingWarning)
+                old = load_setting(out)
+            before = f" (replaced {old.evidence}, of {old.date or 'an unknown date'})"
+        except ValueError:
+            before = " (replaced a setting that could not be read)"
+    out.parent.mkdir(exist_ok=True)
+    setting.save(out)
+    _report(setting)
+    output.echo(f"wrote {out}{before}")
+    if header.config["kind"] != DEFAULT_KIND:  # no engine runs it
         return
+    command = "classify" if header.masks is None else "segment"
+    words = ["progresvit", command, "IMAGES", "--model", header.model]
+    is_default = name == (Manifest.read(folder).default_name if is_export(folder) else DEFAULT)
+    if not is_default:
+        words += ["--threshold", name]
+    if router is not None:
+        words += ["--router", str(router)]
+    output.echo(f"use it{' by default' if is_default else ''}: {shlex.join(words)}")
+
+
+def _write(setting: Setting, out: Path, *, engine: str, router: Path | None = None) -> None:
+    """Write the setting and print a summary."""
     out.parent.mkdir(parents=True, exist_ok=True)
     setting.save(out)
     _report(setting)
@@ -170,10 +268,14 @@ def _write_budgets(context: typer.Context, table: Records, out: Path | None) -> 
     from progresvit import evaluation
 
     others = options.used_options(context, ("router", "max_error", "ood_share", "entropies"))
+    folder, why = (None, "") if out is not None else _model_folder(table.header)
+    if folder is not None:
+        out = folder / BUDGETS_FILE
     if out is None or others or context.params["convention"] != "paper":
+        because = f" because {why}" if why else ""
         raise ValueError(
-            "--budgets needs --out MODEL/budgets.json. It uses entropies and the paper's GMACs; leave out --router, "
-            "--max-error, --ood-share, --entropies and --convention."
+            f"--budgets needs --out MODEL/budgets.json{because}. It uses entropies and the paper's GMACs; leave out "
+            "--router, --max-error, --ood-share, --entropies and --convention."
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     evaluation.measure_budgets(table).save(out)
@@ -198,9 +300,9 @@ def _report(setting: Setting) -> None:
     if setting.epsilon is not None and setting.delta is not None:
         mean = "" if setting.mean_loss is None else f"; on these images it is {setting.mean_loss:.3g}"
         output.echo(
-            f"certified: with probability {1 - setting.delta:.6g} over the draw of the {setting.n} images, "
-            f"the {CERTIFIED[setting.loss or 'labelled']} is at most {setting.epsilon:.6g} ({setting.k} of them were "
-            f"harmed{mean})"
+            f"certified: with probability {1 - setting.delta:.6g} over the draw of the "
+            f"{output.count_images(setting.n)}, the {CERTIFIED[setting.loss or 'labelled']} is at most "
+            f"{setting.epsilon:.6g} ({setting.k} of them {'was' if setting.k == 1 else 'were'} harmed{mean})"
         )
         if setting.choices is not None:
             output.echo(
@@ -214,7 +316,7 @@ def _report(setting: Setting) -> None:
                 err=True,
             )
         elif setting.copies:
-            output.echo(f"left out: {setting.copies} images with the same pixels as another image")
+            output.echo(f"left out: {output.count_images(setting.copies)} with the same pixels as another image")
     if "coverage" in expected:
         limit = "none" if setting.abstain is None else f"entropy of {setting.abstain:.4g} or more"
         output.echo(

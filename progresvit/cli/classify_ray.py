@@ -40,4 +40,4 @@ def classify_ray(
             batch=batch,
             precision=precision,
         )
-    output.echo(f"{rows} images in {out}")
+    output.echo(f"{output.count_images(rows)} in {out}")

@@ -185,15 +185,17 @@ def _report(records: Records | SegmentationRecords, out: Path) -> None:
     if learned := header.training_images:
         reason = ": the dataset changed, and with it the split" if split == "val" else ""
         output.echo(
-            f"note: {learned} of these {header.images} images are training images of this model, by name{reason}; "
-            "train again, or evaluate on other images.",
+            f"note: {learned} of these {header.images} images {'is a' if learned == 1 else 'are'} training "
+            f"{'image' if learned == 1 else 'images'} of this model, by name{reason}; train again, or evaluate on "
+            "other images.",
             err=True,
         )
     for line in header.unreadable:
         output.echo(f"skipped: {in_options(line)}", err=True)
     if records.broken:
         output.echo(
-            f"note: {records.broken} images have NaN or infinite logits in some round; they do not exit in that round.",
+            f"note: {output.count_images(records.broken)} {'has' if records.broken == 1 else 'have'} NaN or infinite "
+            "logits in some round; no such image exits in that round.",
             err=True,
         )
     if not isinstance(records, Records):
@@ -202,7 +204,7 @@ def _report(records: Records | SegmentationRecords, out: Path) -> None:
         probes.report_accuracy(records)
     elif records.labelled:
         shares = output.round_accuracies(records.correct)
-        output.echo(f"top-1 of {len(records)} images: {shares} (95% intervals)")
+        output.echo(f"top-1 of {output.count_images(len(records))}: {shares} (95% intervals)")
     following = f": progresvit frontier {out}" if header.routable else "; its rounds are alternatives"
     output.echo(f"{out} is ready{following}")
 
@@ -217,5 +219,5 @@ def _report_masks(records: SegmentationRecords) -> None:
         ends = zip(metric(records.totals).tolist(), *(end.tolist() for end in bootstrap_ends(records.counts, metric)))
         intervals = [Interval(mean=mean, lowest=lowest, highest=highest) for mean, lowest, highest in ends]
         shares = ", ".join(f"round {s} {interval.as_percent()}" for s, interval in enumerate(intervals, start=1))
-        output.echo(f"{name} of {len(records)} images: {shares} (95% intervals)")
+        output.echo(f"{name} of {output.count_images(len(records))}: {shares} (95% intervals)")
     output.show_table(iou_table(records))

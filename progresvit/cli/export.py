@@ -95,5 +95,5 @@ def _int8_table(report: dict[str, Any]) -> Table:
         Column("same_answer", "same answer", percent),
         Column("same_exit", "same exit", percent),
     ]
-    title = f"int8 beside fp32 on {report['images']} images, percent"
+    title = f"int8 beside fp32 on {output.count_images(report['images'])}, percent"
     return Table(title, columns, [{column.key: row.get(column.key) for column in columns} for row in rows])

@@ -34,4 +34,4 @@ def fit_router(
 
     router = fit_on(read_records(records), target=target, epochs=epochs, seed=seed)  # type: ignore[arg-type]  # checked
     save_router(router, out)
-    output.echo(f"{out} is ready: fitted on {router.origin.images} images to predict {target!r}")
+    output.echo(f"{out} is ready: fitted on {output.count_images(router.origin.images)} to predict {target!r}")

@@ -1,7 +1,8 @@
-"""``progresvit info``: rounds, parameters and compute of a model. A ProgResViT is described without torch."""
+"""``progresvit info``: rounds, parameters, compute and settings of a model. Without settings it needs no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,9 +18,9 @@ from progresvit.io.parse import did_you_mean, dump_json, printable
 from progresvit.model.registry import read_config
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.table import Table as RichTable
 
-    from progresvit.engine.export.manifest import Manifest
+    from progresvit.table import Table
 
 COMPONENTS = tuple(field.name for field in fields(compute.RoundMacs))
 HEADINGS = {"width": "channels"}
@@ -39,21 +40,26 @@ def info(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Rounds, parameters and multiply-accumulates of a model, by component and in both conventions."""
+    """Rounds, parameters and multiply-accumulates of a model, in both conventions, and its settings."""
     from progresvit.engine.export.manifest import is_export
 
     if model is None:
         report = describe(DEFAULT_MODEL, read_config(bundled_folder()))
     else:
         report = describe(model, find_config(model))
-        if is_export(model):
-            report["export"] = describe_export(Path(model).expanduser())
+    if model is not None and is_export(model):
+        report["settings"] = describe_export_settings(Path(model).expanduser())
+        report["export"] = describe_export(Path(model).expanduser(), report["settings"])
+    elif model is None or (model not in PRESETS and is_local(model)):
+        report["settings"] = describe_model_settings(find_folder(model or DEFAULT_MODEL))
     if as_json:
         typer.echo(dump_json(report))
         return
     _print(report)
     if "export" in report:
         _print_export(report["export"])
+    if report.get("settings"):
+        output.show_table(_settings_table(report["settings"]))
     if model is None:
         output.echo(f"Bundled models: {', '.join(BUNDLED)}")
         output.echo(f"Presets: {', '.join(PRESETS)}")
@@ -128,42 +134,99 @@ def find_config(source: str) -> BaseConfig:
     return read_config(find_folder(source, files=(CONFIG_FILE,)))
 
 
-def describe_export(folder: Path) -> dict[str, Any]:
+def describe_export(folder: Path, settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What an export adds to its model: format, precision, threshold, settings, and the measured cost of int8."""
     from progresvit.engine.export.manifest import Manifest
 
     manifest = Manifest.read(folder)
     keys = ("kind", "precision", "threshold", "setting_name", "temperatures", "weights", "preprocessing", "int8")
     values = manifest.by_key()
-    return {**{key: values[key] for key in keys}, "settings": _describe_settings(folder, manifest)}
+    notes = {setting["name"]: setting["note"] for setting in settings}
+    return {**{key: values[key] for key in keys}, "settings": notes}
 
 
-def _describe_settings(folder: Path, manifest: Manifest) -> dict[str, str | None]:
-    """The settings of the export by name, each with what differs from its calibration."""
+def describe_export_settings(folder: Path) -> list[dict[str, Any]]:
+    """The settings of an export."""
+    from progresvit.engine.export.manifest import Manifest
     from progresvit.engine.onnx_backend import choose_backend
+
+    manifest = Manifest.read(folder)
+    return _describe_settings(
+        folder,
+        manifest.default_name,
+        manifest.weights_sha256,
+        preprocessing_sha256=manifest.preprocessing_sha256,
+        precision=manifest.precision,
+        backend=choose_backend(None, manifest.kind),
+        graphs_sha256=manifest.graphs_sha256,
+    )
+
+
+def describe_model_settings(folder: Path) -> list[dict[str, Any]]:
+    """The settings of a model folder; the notes are for an engine in float32."""
+    from progresvit.routing.settings import DEFAULT, setting_names
+
+    if not setting_names(folder):
+        return []
+    from progresvit.data.crop import preprocessing_hash
+    from progresvit.data.segmentation.windows import WindowOptions, windows_hash
+    from progresvit.io.weights import weights_hash
+    from progresvit.model.saving import load_folder
+
+    model = load_folder(folder)
+    segments = model.config.task == "segmentation"
+    preprocessing = windows_hash(model.config, WindowOptions()) if segments else preprocessing_hash(model.config)
+    return _describe_settings(
+        folder, DEFAULT, weights_hash(model), preprocessing_sha256=preprocessing, precision="fp32"
+    )
+
+
+def _describe_settings(
+    folder: Path, default: str | None, weights_sha256: str, **used: str | None
+) -> list[dict[str, Any]]:
+    """The settings of a folder, each with what differs from its calibration; ``used`` is for ``Setting.caveat``."""
     from progresvit.routing.settings import find_setting, setting_names
 
-    settings = {name: find_setting(name, folder) for name in setting_names(folder)}
-    used: dict[str, Any] = {
-        "preprocessing_sha256": manifest.preprocessing_sha256,
-        "precision": manifest.precision,
-        "backend": choose_backend(None, manifest.kind),
-        "graphs_sha256": manifest.graphs_sha256,
-    }
-    return {
-        name: setting.caveat(**used)
-        if setting.weights_sha256 == manifest.weights_sha256
-        else "the setting is for other weights."
-        for name, setting in settings.items()
-    }
+    described: list[dict[str, Any]] = []
+    for name in setting_names(folder):
+        row: dict[str, Any] = {"name": name, "default": name == default}
+        try:
+            with output.setting_notes():
+                setting = find_setting(name, folder)
+        except ValueError as error:
+            described.append({**row, "note": str(error)})
+            continue
+        about = {key: getattr(setting, key) for key in ("rule", "threshold", "n", "chosen_on", "data", "date")}
+        others = setting.weights_sha256 != weights_sha256
+        note = "the setting is for other weights." if others else setting.caveat(**used)  # type: ignore[arg-type]
+        described.append({**row, **about, "certified": setting.is_certified, "note": note})
+    return described
+
+
+def _settings_table(settings: Sequence[Mapping[str, Any]]) -> Table:
+    from progresvit.table import Column, Table, threshold
+
+    columns = [
+        Column("name", "setting"),
+        Column("rule", "rule"),
+        Column("threshold", "τ", threshold),
+        Column("images", "images"),
+        Column("date", "date"),
+        Column("note", "note"),
+    ]
+    rows = []
+    for setting in settings:
+        rule = "certified" if setting.get("certified") else setting.get("rule")
+        images = f"{setting['n']} validation" if setting.get("chosen_on") else setting.get("n")
+        note = " ".join(text for text in ("default" if setting["default"] else "", setting["note"]) if text)
+        rows.append({**setting, "rule": rule, "images": images, "date": setting.get("date", "")[:16], "note": note})
+    return Table("Settings", columns, [{column.key: row.get(column.key) for column in columns} for row in rows])
 
 
 def _print_export(report: dict[str, Any]) -> None:
     output.echo(f"Export: {report['kind']}, {report['precision']}")
     named = f" ({report['setting_name']})" if report["setting_name"] else ""
     output.echo(f"Threshold: {'none' if report['threshold'] is None else report['threshold']}{named}")
-    for name, caveat in report["settings"].items():
-        output.echo(f"Setting {name}{'' if caveat is None else f': {caveat}'}")
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -183,7 +246,7 @@ def _segments(report: dict[str, Any]) -> bool:
     return bool(report["task"] == "segmentation")
 
 
-def _rounds_table(report: dict[str, Any]) -> Table:
+def _rounds_table(report: dict[str, Any]) -> RichTable:
     from rich.markup import escape
     from rich.table import Table
 
@@ -194,7 +257,7 @@ def _rounds_table(report: dict[str, Any]) -> Table:
     return table
 
 
-def _compute_table(report: dict[str, Any], convention: str) -> Table:
+def _compute_table(report: dict[str, Any], convention: str) -> RichTable:
     from rich.table import Table
 
     figures = report["compute"][convention]

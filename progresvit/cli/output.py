@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from progresvit.cli.errors import in_options
-from progresvit.io.parse import printable
+from progresvit.io.parse import count_of, printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -195,7 +195,7 @@ def report_other_files(others: Mapping[str, int]) -> None:
 
 def count_images(images: int) -> str:
     """The number of images, with the noun in singular or plural."""
-    return "1 image" if images == 1 else f"{images} images"
+    return count_of(images, "image")
 
 
 def describe_exits(exits: Sequence[int], gmacs: float, full_gmacs: float) -> str:
@@ -214,7 +214,10 @@ def report_setting(setting: Setting | None, thresholds: Sequence[float]) -> None
     limits = ", ".join(f"{limit:.4g}" for limit in thresholds)
     spent = setting.expected.get("gmacs")
     average = f" ({spent:.3f} GMACs on average there)" if spent is not None else ""
-    echo(f"τ = {limits}, calibrated by the rule {setting.rule} on {setting.n} images{average}")
+    if setting.is_certified or setting.chosen_on is not None:
+        echo(f"τ = {limits}, {setting.evidence}{average}")
+    else:
+        echo(f"τ = {limits}, calibrated by the rule {setting.rule} on {count_of(setting.n, 'image')}{average}")
 
 
 def round_accuracies(correct: NDArray[np.bool_]) -> str:
@@ -254,7 +257,7 @@ def report_drawn_split(data: str, split: str, *, images: int, drawn_from: int | 
         return
     share = "the training share" if split == "train" else "a fifth of each class, selected by file name"
     echo(
-        f"note: {data} has neither train/ nor val/; using {images} of its {drawn_from} images, {share}, the same "
-        "split as in training (--split . uses all images)",
+        f"note: {data} has neither train/ nor val/; using {images} of its {count_images(drawn_from)}, {share}, the "
+        "same split as in training (--split . uses all images)",
         err=True,
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from progresvit.cli import options, output
+from progresvit.io.parse import count_of
 
 if TYPE_CHECKING:
     from progresvit.evaluation import Records
@@ -67,7 +68,7 @@ def report_accuracy(records: Records) -> None:
     if header.probe_result is not None:
         _report_learning_rates(header.probe, header.probe_result)
     shares = output.round_accuracies(records.correct)
-    output.echo(f"{_describe(header.probe)}, top-1 of {len(records)} images: {shares} (95% intervals)")
+    output.echo(f"{_describe(header.probe)}, top-1 of {output.count_images(len(records))}: {shares} (95% intervals)")
     if header.routable and records.rounds > 1:
         point = near_lossless(records.scores(), records.correct, records.gmacs())
         assert point.top1 is not None
@@ -79,10 +80,10 @@ def report_accuracy(records: Records) -> None:
 
 def _describe(probe: Any) -> str:
     """Such as ``k-NN (k 20, temperature 0.07, 13,000 images of train)``."""
-    images = f"{probe['images']:,} images of {probe['split']}"
+    images = f"{count_of(probe['images'], 'image', ',')} of {probe['split']}"
     if probe["task"] == KNN:
         return f"k-NN (k {probe['k']}, temperature {probe['temperature']:g}, {images})"
-    return f"linear probe ({probe['epochs']} epochs, {images})"
+    return f"linear probe ({count_of(probe['epochs'], 'epoch')}, {images})"
 
 
 def _with_interval(share: float, images: int) -> str:

@@ -44,7 +44,7 @@ def report(
     gallery = find_errors(answers, errors, source)
     page = make_records_report(gallery, data_given=source is not None)
     shares = ", ".join(f"{name} {share.as_percent()}" for name, share in answers.accuracies())
-    output.echo(f"top-1 of {len(images)} images: {shares} (95% intervals)")
+    output.echo(f"top-1 of {output.count_images(len(images))}: {shares} (95% intervals)")
     for line in gallery.missing:
         output.echo(f"no image: {line}", err=True)
     output.write_report(page, out, earlier=earlier)

@@ -47,7 +47,9 @@ def train(
     processes = start_processes(device)
     set_threads(threads, workers=loaded.data.workers if loaded.data.mode == "loader" else 0, device=processes.device)
     with stoppable_training(processes):
-        run_training(loaded, data=data, out=out, processes=processes, resume=resume, overwrite=overwrite)
+        folder = run_training(loaded, data=data, out=out, processes=processes, resume=resume, overwrite=overwrite)
+        if processes.first:
+            _say_next(folder)
 
 
 @contextmanager
@@ -70,6 +72,17 @@ def stoppable_training(processes: Processes) -> Iterator[None]:
         raise typer.Exit(code=128 + signal.SIGINT) from None
     finally:
         end_processes()
+
+
+def _say_next(folder: Path) -> None:
+    """Print the command that uses the model, if it has a default setting."""
+    from progresvit.model.registry import read_config
+    from progresvit.routing.settings import setting_path
+
+    if setting_path(folder).is_file():
+        command = "segment" if read_config(folder).task == "segmentation" else "classify"
+        words = ["progresvit", command, "IMAGES", "--model", str(folder)]
+        output.echo(f"use it: {shlex.join(words)}", err=True)
 
 
 def _resuming_command(processes: int) -> str:

@@ -183,8 +183,9 @@ class ExportSource:
         self.manifest = Manifest.read(folder)
         self.config = self.manifest.config
         self.threshold: Threshold | Setting | None = self.manifest.setting or self.manifest.threshold
-        if self.manifest.setting_name in setting_names(folder):  # calibrating the export replaces it there
-            self.threshold = find_setting(self.manifest.setting_name, folder)
+        name = self.manifest.default_name
+        if name in setting_names(folder):  # calibrating the export replaces it there
+            self.threshold = find_setting(name, folder)
         self.temperatures = self.manifest.temperatures
         self.weights_sha256 = self.manifest.weights_sha256
         self.preprocessing_sha256 = self.manifest.preprocessing_sha256

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args, overload
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from progresvit.data.transforms import normalise
 from progresvit.engine.backends import TorchSource, open_source
 from progresvit.engine.fold import fold_features
 from progresvit.engine.folded_engine import FoldedEngine
-from progresvit.engine.images import ImageOpener, Images, OpenedImages, PathLike, is_single
+from progresvit.engine.images import ImageOpener, Images, OneImage, OpenedImages, PathLike, is_one_image, is_single
 from progresvit.engine.options import EngineOptions, TorchKeywords
 from progresvit.io.parse import did_you_mean
 from progresvit.model.precision import autocast
@@ -90,14 +90,23 @@ class EmbeddingEngine(FoldedEngine):
             f"pool {self.pool}>"
         )
 
-    def embed(self, images: Images) -> list[Embedding]:
-        """The features of each image, in order.
+    @overload
+    def embed(self, images: OneImage) -> Embedding: ...
+
+    @overload
+    def embed(self, images: Images) -> list[Embedding]: ...
+
+    def embed(self, images: Images) -> Embedding | list[Embedding]:
+        """The features of each image, in order; for one path or one PIL image its features alone.
 
         Args:
-            images: Paths, contents of image files (bytes) or PIL images, which get the evaluation crop; or a uint8
-                array or tensor (B, C, r, r) of square images, which are used as they are, r at least the resolution of
-                the last round. An image that cannot be opened gives a result with the reason (``error``).
+            images: One path or PIL image, or a list of paths, contents of image files (bytes) or PIL images, which get
+                the evaluation crop; or a uint8 array or tensor (B, C, r, r) of square images, which are used as they
+                are, r at least the resolution of the last round. An image that cannot be opened gives a result with the
+                reason (``error``).
         """
+        if is_one_image(images):
+            return self.embed([images])[0]
         if is_single(images):
             raise ValueError("embed takes a list of images; put this one into brackets: embed([image]).")
         images = images if hasattr(images, "__len__") else list(images)

@@ -14,12 +14,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from progresvit import compute
 from progresvit.data.prefetch import Prefetcher
 from progresvit.engine.backends import open_source
-from progresvit.engine.images import ImageOpener, Images, PathLike, as_input, is_channels_last, is_single
+from progresvit.engine.images import (
+    ImageOpener,
+    Images,
+    OneImage,
+    PathLike,
+    as_input,
+    is_channels_last,
+    is_one_image,
+    is_single,
+)
 from progresvit.engine.jobs import CallOpener, Stream
 from progresvit.engine.options import EngineKeywords, EngineOptions
 from progresvit.engine.prediction import Prediction, PredictionMaker
@@ -54,8 +63,9 @@ class Engine:
             wrote. None for the bundled model ``imagenet-tiny``.
         threshold: A number, one for each round but the last, a ``Setting``, or the path or name of one (in the model
             folder, ``settings/NAME.json``). A setting for other weights is refused; one for another preprocessing or
-            precision warns. By default the setting of the export, or the near-lossless setting of the model folder. It
-            is compared with top-10 entropies, or with the probabilities of ``router``.
+            precision warns. By default the setting of the export, or the near-lossless setting of the model folder;
+            without one every round runs, with a warning. It is compared with top-10 entropies, or with the
+            probabilities of ``router``.
         budget_gmacs: Average GMACs per image, instead of a threshold; looked up in ``budgets.json`` of the folder.
         router: A learned router or the path of one, or a router of your own: a function of a round and the statistics
             of its logits (``routing.ExitScore``), or its import string, ``my_module:my_router``.
@@ -138,7 +148,7 @@ class Engine:
 
     def __repr__(self) -> str:
         thresholds = ", ".join(f"{threshold:.4g}" for threshold in self.policy.thresholds)
-        rule = "" if self.setting is None else f" ({self.setting.rule})"
+        rule = "" if self.setting is None else f" ({'certified' if self.setting.is_certified else self.setting.rule})"
         device = getattr(self.rounds, "device", "cpu")  # graphs run there
         return (
             f"<Engine {self._source.name}: {self.backend} on {device}, {self.precision}, "
@@ -150,15 +160,24 @@ class Engine:
         worker = self._scheduler.worker
         worker.post(worker.observe, observer)
 
-    def classify(self, images: Images) -> list[Prediction]:
-        """A prediction for each image, in order.
+    @overload
+    def classify(self, images: OneImage) -> Prediction: ...
+
+    @overload
+    def classify(self, images: Images) -> list[Prediction]: ...
+
+    def classify(self, images: Images) -> Prediction | list[Prediction]:
+        """A prediction for each image, in order; for one path or one PIL image its prediction alone.
 
         Args:
-            images: Paths, contents of image files (bytes), file objects, PIL images or uint8 numpy arrays (H, W, 3),
-                also as one array (B, H, W, 3), which get the evaluation crop; or a uint8 array or tensor (B, C, r, r)
-                of square images, which are used as they are, r at least the resolution of the last round. An image
-                that cannot be opened gives a prediction with the reason (``error``).
+            images: One path or PIL image, or a list of paths, contents of image files (bytes), file objects, PIL images
+                or uint8 numpy arrays (H, W, 3), also as one array (B, H, W, 3), which get the evaluation crop; or a
+                uint8 array or tensor (B, C, r, r) of square images, which are used as they are, r at least the
+                resolution of the last round. An image that cannot be opened gives a prediction with the reason
+                (``error``).
         """
+        if is_one_image(images):
+            return self.classify([images])[0]
         images = _as_sequence(images, "classify")
         if not len(images):
             return []
@@ -190,7 +209,7 @@ class Engine:
         and compute; do not call ``classify`` in a callback of the future, which runs in the computing thread.
 
         Args:
-            images: As ``classify`` takes them.
+            images: A list, as ``classify`` takes it.
             block: Wait while as many images are pending as the engine takes; else, :class:`EngineFull` is raised.
             timeout: Seconds to wait at most, before :class:`EngineFull` is raised.
             threshold: For these images, instead of the engine's threshold; 0 runs every round. Not with a router.
@@ -229,11 +248,19 @@ class Engine:
             raise
         return future
 
-    async def aclassify(self, images: Images) -> list[Prediction]:
-        """Classify in an event loop. Cancelling the task cancels the images.
+    @overload
+    async def aclassify(self, images: OneImage) -> Prediction: ...
+
+    @overload
+    async def aclassify(self, images: Images) -> list[Prediction]: ...
+
+    async def aclassify(self, images: Images) -> Prediction | list[Prediction]:
+        """Classify in an event loop, as ``classify`` does. Cancelling the task cancels the images.
 
         It never waits for room: if too many images are pending, it raises :class:`EngineFull` at once.
         """
+        if is_one_image(images):
+            return (await asyncio.wrap_future(self.submit([images], block=False)))[0]
         return await asyncio.wrap_future(self.submit(images, block=False))
 
     def as_completed(

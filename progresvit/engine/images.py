@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import numpy as np
 from PIL.Image import Image, fromarray
@@ -35,6 +35,8 @@ Images = Any
 """A list of paths, contents of files, file objects, PIL images and arrays (H, W, 3), or an array (B, H, W, 3); or
 squares, a uint8 array or tensor (B, C, R, R)."""
 ImageInput = Image | Request
+OneImage = PathLike | Image
+"""One image by itself; an array or bytes could also be several, so they come in a list."""
 
 FEW_WORKERS = 4
 """Up to this number threads decode as fast as processes; more of them wait for the interpreter lock."""
@@ -159,6 +161,11 @@ def _are_files(images: Images) -> bool:
     return not hasattr(images, "dtype") and not any(
         isinstance(image, Image) or hasattr(image, "dtype") for image in images
     )
+
+
+def is_one_image(images: object) -> TypeGuard[OneImage]:
+    """Whether this is a path or a PIL image, which a call answers with one result instead of a list."""
+    return isinstance(images, str | os.PathLike | Image)
 
 
 def is_single(images: object) -> bool:

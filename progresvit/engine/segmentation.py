@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from progresvit.data.segmentation.windows import WindowOptions, windows_hash
 from progresvit.engine.backends import TorchSource, open_source
 from progresvit.engine.fold import fold
 from progresvit.engine.folded_engine import FoldedEngine
-from progresvit.engine.images import ImageInput, PathLike, as_input, is_single, open_image
+from progresvit.engine.images import ImageInput, OneImage, PathLike, as_input, is_one_image, is_single, open_image
 from progresvit.engine.options import EngineOptions, TorchKeywords
 from progresvit.engine.thresholds import ThresholdLike, check_setting, find_threshold
 from progresvit.engine.window_batcher import WindowBatcher, WindowExit
@@ -73,7 +73,8 @@ class SegmentationEngine(FoldedEngine):
         model: A segmentation model, or the folder or hub id of one.
         threshold: A number (0 runs every round), one for each round but the last, a ``Setting``, or the path or name of
             one (in the model folder, ``settings/NAME.json``). A setting for other weights is refused; one for other
-            windows or another precision warns. By default the near-lossless setting of the model folder.
+            windows or another precision warns. By default the near-lossless setting of the model folder; without one
+            every round runs, with a warning.
         windows: How images are divided into windows.
         options: How the engine runs, as :class:`EngineOptions`; ``batch`` is the most windows in a batch.
         keywords: The same by keyword: ``device``, ``precision``, ``batch``, ``workers``; see :class:`EngineOptions`.
@@ -96,8 +97,6 @@ class SegmentationEngine(FoldedEngine):
         if config.in_channels != 3:
             raise ValueError(f"images have 3 channels and this model takes {config.in_channels}; train one for RGB.")
         self.windows = windows
-        if threshold is None and len(config.rounds) == 1:
-            threshold = 0.0  # there is no early exit
         limit = find_threshold(threshold, source)
         self.setting = limit if isinstance(limit, Setting) else None
         """The setting of the threshold, if it was calibrated."""
@@ -113,20 +112,27 @@ class SegmentationEngine(FoldedEngine):
 
     def __repr__(self) -> str:
         thresholds = ", ".join(f"{threshold:.4g}" for threshold in self.thresholds)
-        rule = "" if self.setting is None else f" ({self.setting.rule})"
+        rule = "" if self.setting is None else f" ({'certified' if self.setting.is_certified else self.setting.rule})"
         return (
             f"<SegmentationEngine {self._source.name}: torch on {self.device}, {self.precision}, "
             f"threshold {thresholds or 'none'}{rule}>"
         )
 
-    def segment(self, images: Iterable[ImageInput]) -> list[Segmentation]:
-        """A segmentation of each image, in order.
+    @overload
+    def segment(self, images: OneImage) -> Segmentation: ...  # type: ignore[overload-overlap]  # a str is iterable
+
+    @overload
+    def segment(self, images: Iterable[ImageInput]) -> list[Segmentation]: ...
+
+    def segment(self, images: Any) -> Segmentation | list[Segmentation]:
+        """A segmentation of each image, in order; for one path or one PIL image its segmentation alone.
 
         Args:
-            images: Paths, contents of image files (bytes) or PIL images, of any sizes. An image that cannot be opened,
-                is smaller than a patch, or is too long and thin gives a result with the reason (``error``).
+            images: One path or PIL image, or several paths, contents of image files (bytes) or PIL images. They have
+                any sizes. An image that cannot be opened, is smaller than a patch, or is too long and thin gives a
+                result with the reason (``error``).
         """
-        return list(self.stream(images))
+        return self.segment([images])[0] if is_one_image(images) else list(self.stream(images))
 
     def stream(self, images: Iterable[ImageInput]) -> Iterator[Segmentation]:
         """Segmentations of a stream of images, one by one and in order; see :meth:`segment`.

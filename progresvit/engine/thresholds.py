@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from progresvit.engine.images import PathLike
-from progresvit.routing.settings import Setting, SettingWarning, budget_setting, find_setting
+from progresvit.routing.settings import Setting, SettingWarning, budget_setting, find_setting, setting_path
 
 if TYPE_CHECKING:
     from progresvit.engine.backends import ModelSource
@@ -25,22 +25,37 @@ def find_threshold(
 ) -> float | Sequence[float] | Setting:
     """The threshold that was asked for, by number, name, file or budget, or the default of the model.
 
-    The default is for entropies, so an engine with a router does not use it.
+    The default is for entropies, so an engine with a router does not use it. Without a default every round runs, with a
+    warning. A setting of the model folder for other weights is refused here, where its file is known.
     """
     if budget_gmacs is not None:
         if threshold is not None:
             raise ValueError("threshold and budget_gmacs both determine the compute; give one of them.")
         return budget_setting(source.folder, budget_gmacs)
     if isinstance(threshold, str | os.PathLike):
-        return find_setting(threshold, source.folder)
-    if threshold is None and use_default:
-        threshold = source.threshold
-    if threshold is None:
+        setting = find_setting(threshold, source.folder)
+        setting.check_weights(source.weights_sha256, f"the setting {os.fspath(threshold)}")
+        return setting
+    if threshold is not None:
+        return threshold
+    if not use_default:
         raise ValueError(
-            "an engine needs a threshold: a number such as 0.5 (0 runs every round), or a setting that progresvit "
-            "calibrate wrote; settings/near-lossless.json in the model folder is the default."
+            "an engine with a router needs a threshold: a number such as 0.5 (0 runs every round), or a setting that "
+            "progresvit calibrate wrote for this router."
         )
-    return threshold
+    default = source.threshold
+    if isinstance(default, Setting) and source.folder is not None:
+        default.check_weights(source.weights_sha256, f"the default setting, {setting_path(source.folder)},")
+    if default is None and len(source.config.rounds) > 1:
+        where = "this model" if source.folder is None else source.folder
+        warnings.warn(
+            f"every round runs, because {where} has no default setting. To exit early, run progresvit evaluate and "
+            "progresvit calibrate, which writes settings/near-lossless.json into the model folder, or pass a "
+            "threshold; pass threshold=0 to run every round without this note.",
+            SettingWarning,
+            stacklevel=3,  # the caller of the constructor
+        )
+    return 0.0 if default is None else default
 
 
 def check_setting(

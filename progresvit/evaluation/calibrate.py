@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from progresvit.routing.decide import OODRule, Threshold, at_exit, exit_rounds, 
 from progresvit.routing.per_round import Choice, PerRoundFrontier, within_or_cheapest
 from progresvit.routing.router import router_hash
 from progresvit.routing.scores import DEFAULT_OOD_SCORE, OODScore, recorded_ood_score
-from progresvit.routing.settings import Budgets, Loss, Setting
+from progresvit.routing.settings import Budgets, Loss, Setting, expected_results, now
 
 
 def calibrate_near_lossless(
@@ -247,17 +247,8 @@ def _setting(
     identity = _identity(records.header)
     (point,) = records.frontier([threshold], router, convention)
     rounds = records.metric.single_rounds()
-    accuracy = {name: getattr(point, name) for name in rounds if name != "top5"}
-    full = records.full_gmacs(convention)
-    expected = {
-        **accuracy,
-        "gmacs": point.gmacs,
-        "exit_shares": list(point.exit_shares),
-        "full_gmacs": full,
-        "saving": 1 - point.gmacs / full,
-        "convention": convention,
-        **{f"full_{name}": float(rounds[name][-1]) for name in accuracy},
-    }
+    shown = {name: values for name, values in rounds.items() if name != "top5"}
+    expected = expected_results(asdict(point), shown, full_gmacs=records.full_gmacs(convention), convention=convention)
     if router is not None:
         about["router_sha256"] = router_hash(router)
     return Setting(**{"threshold": threshold, "expected": expected, "n": len(records), **identity, **about})
@@ -272,8 +263,7 @@ def _identity(header: Header) -> dict[str, Any]:
         )
     names = ("rounds", "weights_sha256", "preprocessing_sha256", "precision", "backend", "graphs_sha256")
     data = header.data if header.corruption is None else f"{header.data} ({header.corruption})"
-    date = datetime.now(UTC).isoformat(timespec="seconds")
-    return {**{name: getattr(header, name) for name in names}, "data": data, "date": date}
+    return {**{name: getattr(header, name) for name in names}, "data": data, "date": now()}
 
 
 calibrate_segmentation_near_lossless = calibrate_near_lossless

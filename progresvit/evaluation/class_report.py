@@ -117,7 +117,7 @@ def error_table(answers: RoutedAnswers, most: int) -> Table:
     records, names = answers.records, answers.class_names
     rounds = range(1, records.rounds + 1)
     columns = [
-        Column("id", "image", left=True),
+        Column("image", "image", left=True),
         Column("class", "class", left=True),
         Column("prediction", "answer", left=True),
         Column("probability", "probability (%)", table.rough_percent),
@@ -128,7 +128,7 @@ def error_table(answers: RoutedAnswers, most: int) -> Table:
         columns.append(Column(f"round{n}_probability", "(%)", table.rough_percent))
     rows: list[Row] = []
     for image in answers.errors[:most].tolist():
-        row: Row = {"id": str(records.ids[image]), "class": names[int(records.labels[image])]}
+        row: Row = {"image": str(records.ids[image]), "class": names[int(records.labels[image])]}
         row |= {"prediction": names[int(answers.prediction[image])], "exit_round": int(answers.exit_round[image]) + 1}
         row["probability"] = _finite(answers.probability[image])
         for s, n in enumerate(rounds):

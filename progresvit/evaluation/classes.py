@@ -5,12 +5,15 @@ from __future__ import annotations
 import progresvit._torchvision  # noqa: F401  (ahead of timm)
 
 # isort: split
-from collections.abc import Sequence
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
 
 from timm.data import ImageNetInfo
 
 from progresvit.config import BaseConfig
 from progresvit.data.dataset import ImageDataset, some_of
+from progresvit.io.parse import did_you_mean
 
 IMAGENET_CLASSES = 1000
 
@@ -22,25 +25,32 @@ def class_numbers(names: Sequence[str], config: BaseConfig) -> list[int]:
     2. For a model of 1000 classes without class ids: ImageNet's folder names.
     3. Names that are whole numbers are class numbers, as in ImageNet-V2's folders: for a model without class ids, and
        for a model of 1000 classes if all of 0 to 999 are there.
-    4. Without class ids: as many names as classes, in order.
+    4. The model's class ids and labels: ``golden retriever`` is also ``golden_retriever`` or ``Golden-Retriever``.
+    5. Without class ids, and without any label among the names: as many names as classes, in order.
     """
     numbers = _numbers_by_name(config)
     if numbers and all(name in numbers for name in names):
         return [numbers[name] for name in names]
     if _are_numbers(names, config):
         return [int(name) for name in names]
-    if numbers:
-        foreign = [name for name in names if name not in numbers]
+    by_label = _look_up(names, numbers, config)
+    foreign = [name for name, number in by_label.items() if number is None]
+    if not foreign:
+        return _check_distinct(by_label)
+    if numbers or len(foreign) < len(names):
+        known = list(numbers) or list(config.labels or ())
+        nearest = did_you_mean(foreign[0], dict.fromkeys((*(config.labels or ()), *numbers)))
+        remedy = f" {foreign[0]!r}: {nearest}" if nearest.startswith("did") else ""
         if len(foreign) == len(names):
             raise ValueError(
                 f"the model knows no class of the data: the data has the classes {some_of(names, 3)}, the model "
-                f"{some_of(list(numbers), 3)}. Name the class folders by the model's class ids, give other data or "
-                "another model, or evaluate with unlabelled=True; progresvit train own_images trains a model for these "
-                "classes."
+                f"{some_of(known, 3)}.{remedy} Name the class folders by the model's labels or class ids, give other "
+                "data or another model, or evaluate with unlabelled=True; progresvit train own_images trains a model "
+                "for these classes."
             )
         raise ValueError(
             f"the model does not know {len(foreign)} of the {len(names)} classes of the data, such as {foreign[0]!r}; "
-            f"it knows {some_of(list(numbers), 3)}. Use data of its own classes, or evaluate with unlabelled=True."
+            f"it knows {some_of(known, 3)}.{remedy} Use data of its own classes, or evaluate with unlabelled=True."
         )
     if len(names) != config.num_classes:
         raise ValueError(
@@ -48,6 +58,43 @@ def class_numbers(names: Sequence[str], config: BaseConfig) -> list[int]:
             "class_ids to tell which is which; add class_ids to its config.json."
         )
     return list(range(len(names)))
+
+
+def _look_up(names: Sequence[str], numbers: Mapping[str, int], config: BaseConfig) -> dict[str, int | None]:
+    """The class of each name: by class id, by label, or by label up to case and separators; None if there is none."""
+    labels, by_label = config.labels or (), dict[str, list[int]]()
+    for number, label in enumerate(labels):
+        for key in {label, _plain(label)}:
+            by_label.setdefault(key, []).append(number)
+    result: dict[str, int | None] = {}
+    for name in names:
+        matching = [numbers[name]] if name in numbers else by_label.get(name) or by_label.get(_plain(name)) or []
+        if len(matching) > 1:
+            ids = config.class_ids or tuple(map(str, range(config.num_classes)))
+            raise ValueError(
+                f"the class folder {name!r} fits {len(matching)} classes of the model: "
+                f"{', '.join(f'{ids[number]} ({labels[number]})' for number in matching)}; name it by the class id."
+            )
+        result[name] = matching[0] if matching else None
+    return result
+
+
+def _plain(label: str) -> str:
+    """The label in lower case, its words separated by single spaces."""
+    return re.sub(r"[\W_]+", " ", unicodedata.normalize("NFC", label).casefold()).strip()
+
+
+def _check_distinct(by_label: Mapping[str, int | None]) -> list[int]:
+    """The numbers of the class folders; refuses two folders of one class."""
+    folders: dict[int, str] = {}
+    for name, number in by_label.items():
+        assert number is not None
+        if number in folders:
+            raise ValueError(
+                f"the class folders {folders[number]!r} and {name!r} are the same class of the model; merge them."
+            )
+        folders[number] = name
+    return list(folders)
 
 
 def relabel(images: ImageDataset, config: BaseConfig) -> list[int]:

@@ -28,6 +28,8 @@ KEY = b"progresvit"
 SEGMENTATION_KEY = b"progresvit_segmentation"
 """Metadata of the file, by the kind of model."""
 
+IMAGE, OLD_IMAGE = "image", "id"
+"""The column with the names of the images, as in the tables of all commands, and its name in earlier versions."""
 OPTIONAL = ("log_probability", "logits")
 ROUND_COLUMNS = ("top5_labels", "top5_probabilities", "top10_entropy", "entropy", "statistics", *OPTIONAL)
 """Fields of :class:`Records` that have a column for each round; the optional ones may be missing."""
@@ -37,7 +39,7 @@ def write_records(records: Records | SegmentationRecords, path: Path) -> None:
     """Write the file in one step: a reader finds no file or a complete one."""
     records.check()
     about: dict[str, Any] = {"format": FORMAT, "rounds": records.rounds}
-    columns = {"id": pa.array(records.ids.tolist(), pa.string())}
+    columns = {IMAGE: pa.array(records.ids.tolist(), pa.string())}
     if records.image_hash is not None:
         columns["image_hash"] = pa.array(records.image_hash, pa.int64())
     if isinstance(records, SegmentationRecords):
@@ -106,7 +108,8 @@ def read_routed_records(path: str | Path) -> Records | SegmentationRecords:
         if about["format"] != FORMAT or (key == KEY and tuple(about["statistics"]) != STATISTICS):
             raise ValueError("these records are of another version of the library; evaluate again.")
         read = _read_segmentation if key == SEGMENTATION_KEY else _read_classification
-        ids = np.array(table["id"].to_pylist(), dtype=np.str_)
+        name = OLD_IMAGE if OLD_IMAGE in table.column_names else IMAGE
+        ids = np.array(table[name].to_pylist(), dtype=np.str_)
         records = read(table.combine_chunks(), read_header(about["header"]), ids, about["rounds"])
         if "image_hash" in table.column_names:
             records = replace(records, image_hash=table["image_hash"].to_numpy())

@@ -46,7 +46,7 @@ class RoutedRecords(ABC):
     earlier versions."""
 
     default_loss: ClassVar[Loss]
-    """The loss that a guarantee bounds by default."""
+    """The loss that a certificate bounds by default."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -229,8 +229,8 @@ class Records(RoutedRecords):
         if missing:
             raise ValueError(
                 f"{missing} of {len(self)} images in these records have no label; evaluate on labelled images "
-                "(<split>/<class>/<image>), or choose a rule that needs none: a budget, an exit share, or a guarantee "
-                "by disagreement (unlabelled=True in progresvit calibrate, loss='unlabelled' in Python)."
+                "(<split>/<class>/<image>), or choose a rule that needs none: a budget, an exit share, or a "
+                "certificate by disagreement (unlabelled=True in progresvit calibrate, loss='unlabelled' in Python)."
             )
         return self.labels
 

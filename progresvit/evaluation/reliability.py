@@ -14,6 +14,7 @@ from scipy.special import log_softmax
 
 from progresvit import table
 from progresvit.evaluation.records import Records
+from progresvit.io.parse import count_of
 from progresvit.metrics.arrays import Float32s, Floats, Ints
 from progresvit.routing import Router
 from progresvit.routing.decide import at_exit
@@ -127,7 +128,7 @@ def measure_reliability(
     bins = reliabilities(records, threshold=threshold, router=router)
     rows: list[Row] = [_row(name, of_answers, None) for name, of_answers in bins.items()]
     return ReliabilityReport(
-        Table(f"Expected calibration error, {BINS} bins, {len(records)} images", _columns(), rows), bins
+        Table(f"Expected calibration error, {BINS} bins, {count_of(len(records), 'image')}", _columns(), rows), bins
     )
 
 

@@ -54,6 +54,12 @@ def former_name(name: str) -> property:
     return property(operator.attrgetter(name))
 
 
+def count_of(number: int, noun: str, spec: str = "") -> str:
+    """The number with its noun in singular or plural: ``1 image``, ``12 images``; ``spec`` formats the number."""
+    plural = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number:{spec}} {noun}{plural}"
+
+
 def did_you_mean(name: object, choices: Iterable[str]) -> str:
     """The end of an error message about an unknown name: ``did you mean 'depth'?`` or ``choose one of a, b.``"""
     names = list(choices)

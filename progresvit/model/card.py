@@ -1,22 +1,32 @@
-"""A model card for the hub, made of what the config says; it claims no accuracy."""
+"""A model card, made of what the config says; a training adds its results."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from progresvit.io.parse import count_of
 from progresvit.model.interface import RoundModel
 
 _PIPELINES = {"classification": "image-classification", "segmentation": "image-segmentation"}
 _ENGINES = {"classification": "Engine", "segmentation": "SegmentationEngine"}
 
 
-def make_card(model: RoundModel, repo_id: str, settings: Sequence[str] = ()) -> str:
-    """The README.md of a hub repository.
+def make_card(
+    model: RoundModel,
+    repo_id: str,
+    settings: Sequence[str] = (),
+    *,
+    title: str | None = None,
+    about: Sequence[str] = (),
+) -> str:
+    """The README.md of a hub repository or a model folder.
 
     Args:
         model: The model of the repository.
-        repo_id: The hub id, for the lines that load it.
+        repo_id: The hub id or the folder, for the lines that load it.
         settings: Names of its calibrated settings.
+        title: The heading; by default the name in the hub id.
+        about: Lines about the model instead of the line about its settings.
     """
     config = model.config
     pipeline = _PIPELINES[config.task] if config.num_classes else "image-feature-extraction"
@@ -31,9 +41,10 @@ def make_card(model: RoundModel, repo_id: str, settings: Sequence[str] = ()) -> 
         "library_name: progresvit",
         f"pipeline_tag: {pipeline}",
         "---",
-        f"# {repo_id.rpartition('/')[2]}",
+        f"# {title or repo_id.rpartition('/')[2]}",
         "",
-        f"A model of kind `{config.kind}` with {config.num_classes} classes, for images of {config.input_side} pixels.",
+        f"A model of kind `{config.kind}` with {count_of(config.num_classes, 'class')}, for images of "
+        f"{config.input_side} pixels.",
         "",
         "| round | cumulative GMACs |",
         "| --- | --- |",
@@ -45,6 +56,6 @@ def make_card(model: RoundModel, repo_id: str, settings: Sequence[str] = ()) -> 
         *usage,
         "```",
         "",
-        named,
+        *(about or [named]),
     ]
     return "\n".join(lines)

@@ -3,7 +3,8 @@
 A setting says what its threshold is for, on what evidence, and for which model it holds. Its file has a checksum, by
 which edits are noticed; it is not a signature, so it does not show who wrote the file. A model folder may contain
 ``settings/NAME.json`` and ``budgets.json``, which gives a threshold for any budget without records. The setting named
-near-lossless is the default. All of them are written by ``progresvit calibrate``.
+near-lossless is the default. All of them are written by ``progresvit calibrate``; ``progresvit train`` writes a first
+default, from its validation images.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -22,7 +24,8 @@ from pydantic import Field, field_validator, model_validator
 from progresvit.io.files import replace_file
 from progresvit.io.imports import is_import_string
 from progresvit.io.model_folder import BUDGETS_FILE, BUNDLED, SETTINGS, bundled_folder
-from progresvit.io.parse import Section, dump_json, former_name, parse_json, read_json, read_text
+from progresvit.io.parse import Section, count_of, dump_json, former_name, parse_json, read_json, read_text
+from progresvit.metrics.arrays import Floats
 from progresvit.routing.calibrate import ROUNDING, check_quantiles
 from progresvit.routing.certify import check_evidence
 from progresvit.routing.decide import OODRule, Policy, Threshold, as_thresholds
@@ -43,7 +46,8 @@ CHECKSUM = "checksum"
 
 
 class SettingWarning(UserWarning):
-    """A setting is used with another preprocessing, precision or backend than it was calibrated for, or was edited."""
+    """There is no setting, or it was edited or calibrated with another preprocessing, precision or backend; or int8
+    ranges were calibrated on few images."""
 
 
 class Calibrated(Section):
@@ -73,21 +77,22 @@ class Setting(Calibrated):
     router_sha256: str | None = Field(None, validation_alias="router")
     """The learned router whose probabilities the threshold is for; None for entropies."""
     epsilon: float | None = None
-    """Guarantees only: the share of images that an early exit may harm, or the mean loss that is allowed."""
+    """Certificates only: the share of images that an early exit may harm, or the mean loss that is allowed."""
     delta: float | None = None
-    """Guarantees only: the probability that the guarantee fails."""
+    """Certificates only: the probability that the certificate fails."""
     k: int | None = None
-    """Guarantees only: the number of harmed images among the n, that is, with a loss above 0."""
+    """Certificates only: the number of harmed images among the n, that is, with a loss above 0."""
     mean_loss: float | None = None
-    """Guarantees on losses from 0 to 1 only: the mean loss over the n images."""
+    """Certificates on losses from 0 to 1 only: the mean loss over the n images."""
     loss: Loss | None = None
-    """Guarantees only: the definition of harm. A correct answer is lost (labelled), the last round disagrees
+    """Certificates only: the definition of harm. A correct answer is lost (labelled), the last round disagrees
     (unlabelled), or the increase of an image's pixel error over the last round's (pixel-error)."""
     p_value: float | None = None
     copies: int | None = None
-    """Guarantees only: copies of other images that were left out; None if the records did not say which are copies."""
+    """Certificates only: copies of other images that were left out; None if the records did not say which are
+    copies."""
     choices: int | None = None
-    """Guarantees only: number of choices on these images, such as the evaluations among which a training chose the
+    """Certificates only: number of choices on these images, such as the evaluations among which a training chose the
     model. The test is at delta / choices (Bonferroni). None without a choice."""
     abstain: float | None = None
     """Answers of this top-10 entropy or more are withheld; None if all are given."""
@@ -100,6 +105,9 @@ class Setting(Calibrated):
     """Results of the threshold on the calibration images."""
     data: str = ""
     date: str = ""
+    chosen_on: Literal["validation"] | None = None
+    """``validation`` if the training chose the threshold on its validation images; None for a setting of ``progresvit
+    calibrate``."""
 
     router: ClassVar = former_name("router_sha256")
 
@@ -111,7 +119,7 @@ class Setting(Calibrated):
             return values
         content = {key: value for key, value in values.items() if key != CHECKSUM}
         if values[CHECKSUM] != _checksum(content):
-            if content.get("rule") == "guarantee":
+            if content.get("rule") == "guarantee":  # the name of certificates in files
                 raise ValueError("it was edited after it was certified")
             warnings.warn(
                 "the setting was edited after it was calibrated, and its results may be those of another threshold; "
@@ -142,7 +150,7 @@ class Setting(Calibrated):
 
     @model_validator(mode="after")
     def _check_evidence(self) -> Setting:
-        if self.rule == "guarantee":
+        if self.is_certified:
             mean_loss = self.mean_loss if self.loss == "pixel-error" else None
             if self.epsilon is None or self.delta is None or self.k is None:
                 raise ValueError("a guarantee without epsilon, delta and k certifies nothing; calibrate again")
@@ -159,18 +167,31 @@ class Setting(Calibrated):
             )
         return self
 
-    def check_weights(self, weights_sha256: str) -> None:
-        """Refuse a model with other weights than the setting was calibrated for.
+    @property
+    def is_certified(self) -> bool:
+        """Whether the threshold has a certificate."""
+        return self.rule == "guarantee"
+
+    @property
+    def evidence(self) -> str:
+        """The rule and the images: ``near-lossless on 12 validation images, not certified``."""
+        if self.is_certified:
+            return f"certified on {count_of(self.n, 'image')}"
+        images = "image" if self.chosen_on is None else "validation image"
+        return f"{self.rule} on {count_of(self.n, images)}, not certified"
+
+    def check_weights(self, weights_sha256: str, name: str = "the setting") -> None:
+        """Refuse a model with other weights than the setting was calibrated for. ``name`` begins the error.
 
         An export has the weights of its model, also in int8, which is another precision.
         """
         if self.weights_sha256 == weights_sha256:
             return
-        name = _bundled_model(self.weights_sha256)
-        origin = "" if name is None else f" (the bundled model {name!r})"
+        bundled = _bundled_model(self.weights_sha256)
+        origin = "" if bundled is None else f" (the bundled model {bundled!r})"
         numbers = self.threshold if isinstance(self.threshold, tuple) else (self.threshold,)
         raise ValueError(
-            f"the setting was calibrated for a model with other weights{origin}, and does not hold for this one. "
+            f"{name} was calibrated for a model with other weights{origin}, and does not hold for this one. "
             "Calibrate on this model (progresvit evaluate, then progresvit calibrate), or give the number itself as "
             f"the threshold: {','.join(f'{number:g}' for number in numbers)}"
         )
@@ -189,7 +210,7 @@ class Setting(Calibrated):
         differing = [name.removesuffix("_sha256") for name, value in used.items() if getattr(self, name) != value]
         if not differing:
             return None
-        effect = "the certificate does not hold here" if self.rule == "guarantee" else "expect other results"
+        effect = "the certificate does not hold here" if self.is_certified else "expect other results"
         return (
             f"the threshold was calibrated with other {' and '.join(differing)}: {effect}. "
             "Evaluate and calibrate again."
@@ -227,6 +248,33 @@ class Setting(Calibrated):
         replace_file(Path(path), self.to_json() + "\n")
 
 
+def expected_results(
+    point: Mapping[str, Any], rounds: Mapping[str, Sequence[float] | Floats], *, full_gmacs: float, convention: str
+) -> dict[str, Any]:
+    """``Setting.expected``: an operating point beside all rounds.
+
+    Args:
+        point: The fields of the operating point.
+        rounds: The accuracy of each round by name (top1; miou and pixel_accuracy); empty without labels.
+        full_gmacs: GMACs of all rounds, on average over the images.
+        convention: Convention of the GMACs.
+    """
+    return {
+        **{name: point[name] for name in rounds},
+        "gmacs": point["gmacs"],
+        "exit_shares": list(point["exit_shares"]),
+        "full_gmacs": full_gmacs,
+        "saving": 1 - point["gmacs"] / full_gmacs,
+        "convention": convention,
+        **{f"full_{name}": float(of_rounds[-1]) for name, of_rounds in rounds.items()},
+    }
+
+
+def now() -> str:
+    """The date of a new setting."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def _checksum(values: Mapping[str, Any]) -> str:
     """SHA-256 of the values as JSON; the order of keys and the notation of numbers do not matter."""
     content = json.loads(dump_json(values, indent=None), parse_int=float)
@@ -236,7 +284,7 @@ def _checksum(values: Mapping[str, Any]) -> str:
 def load_setting(path: str | Path) -> Setting:
     """Read a setting that ``progresvit calibrate`` wrote."""
     setting = read_json(Setting, path, what="setting", remedy="make one with the command progresvit calibrate.")
-    if setting.rule == "guarantee" and CHECKSUM not in parse_json(read_text(path)):
+    if setting.is_certified and CHECKSUM not in parse_json(read_text(path)):
         warnings.warn(
             f"{path} has no checksum: an earlier version wrote it, or it was edited. Its threshold cannot be checked; "
             "run progresvit calibrate again.",
@@ -251,9 +299,14 @@ def setting_names(folder: Path | None) -> list[str]:
     return [] if folder is None else sorted(path.stem for path in (folder / SETTINGS).glob("*.json"))
 
 
+def setting_path(folder: Path, name: str = DEFAULT) -> Path:
+    """The file of a setting in a model folder; by default that of the default setting."""
+    return folder / SETTINGS / f"{name}.json"
+
+
 def default_setting(folder: Path | None) -> Setting | None:
     """The near-lossless setting, if the folder has it."""
-    path = None if folder is None else folder / SETTINGS / f"{DEFAULT}.json"
+    path = None if folder is None else setting_path(folder)
     return None if path is None or not path.is_file() else load_setting(path)
 
 
@@ -285,7 +338,7 @@ def find_setting(name_or_file: str | os.PathLike[str], folder: Path | None) -> S
             "command progresvit calibrate."
         )
     assert folder is not None
-    return load_setting(folder / SETTINGS / f"{name_or_file}.json")
+    return load_setting(setting_path(folder, str(name_or_file)))
 
 
 class Budgets(Calibrated):

@@ -21,9 +21,12 @@ from progresvit.data.sampler import Draw, seed_all
 from progresvit.data.trained_on import save_splits, save_training_list
 from progresvit.distributed import Processes
 from progresvit.io.lock import FolderLock
-from progresvit.io.parse import printable
+from progresvit.io.parse import count_of, printable
+from progresvit.model.interface import RoundModel
+from progresvit.routing.settings import Setting
 from progresvit.training.build import build_model, start_model
 from progresvit.training.check_run import check_run_options
+from progresvit.training.handover import hand_over
 from progresvit.training.logger import RunLogger, start_wandb
 from progresvit.training.optim import Schedules, base_rate, warmup_epochs
 from progresvit.training.recipe import Recipe
@@ -52,7 +55,7 @@ def train(
     overwrite: bool = False,
     task: Task | type[Task] | None = None,
 ) -> Path:
-    """Run a recipe to its end. Returns the model folder.
+    """Run a recipe to its end. Returns the folder of the model: ``best`` if the run stopped early, else ``model``.
 
     Args:
         recipe: What to train and how.
@@ -68,8 +71,7 @@ def train(
     check_folder(out, recipe, resume=resume, overwrite=overwrite)
     check_run_options(recipe, method, processes, resumes=resume and bool(checkpoints(out / "checkpoints")))
     with using_folder(out, first=processes.first) as lock:
-        _train_in(out, recipe, method, data, processes, lock, resume=resume, overwrite=overwrite)
-    return out / "model"
+        return _train_in(out, recipe, method, data, processes, lock, resume=resume, overwrite=overwrite)
 
 
 def _train_in(
@@ -82,7 +84,7 @@ def _train_in(
     *,
     resume: bool,
     overwrite: bool,
-) -> None:
+) -> Path:
     splits = method.find_splits(recipe, data)
     resumes = resume and bool(checkpoints(out / "checkpoints"))
     start = run_config(out) if resumes and recipe.model.is_of_start else None
@@ -115,13 +117,16 @@ def _train_in(
     schedule, warmup = recipe.schedule, warmup_epochs(recipe.schedule)
     if warmup < schedule.warmup:
         logger.say(
-            f"schedule.warmup: using {warmup} epochs, not {schedule.warmup}, because there are only {schedule.epochs}"
+            f"schedule.warmup: using {count_of(warmup, 'epoch')}, not {schedule.warmup}, because there are only "
+            f"{schedule.epochs}"
         )
     complete = False
     try:
         with stop_signals() as stop:
-            Loop(recipe, out, processes, step, loaded, state, logger, stop, splits).run()
+            loop = Loop(recipe, out, processes, step, loaded, state, logger, stop, splits, data)
+            loop.run()
         complete = True
+        return loop.model_to_use
     finally:
         logger.close(failed=not complete)
 
@@ -166,6 +171,8 @@ class Loop:
     """Signals received so far, filled by :func:`stop_signals`."""
     splits: Splits
     """The images, which certificates of the model need to know."""
+    source: str
+    """Where the images come from, as the user gave it."""
 
     def __post_init__(self) -> None:
         self.sampler = self.data.train.sampler
@@ -255,6 +262,7 @@ class Loop:
             if self.processes.first:
                 save_model(model, task, self.out / "best")
                 self._save_splits(self.out / "best")
+                self._hand_over(self.out / "best", model, task)
         self._list_unreadable()
 
     def _save_splits(self, folder: Path) -> None:
@@ -265,11 +273,22 @@ class Loop:
         if self.splits.train.drawn_from is not None:
             save_training_list(folder, training)
 
+    def _hand_over(self, folder: Path, model: RoundModel, task: Task) -> Setting | None:
+        """The default setting and the card of the model that was validated last."""
+        recipe, values = self.recipe, self.state.history[-1]
+        data = f"{self.source} ({recipe.data.val})"
+        return hand_over(folder, model, task, values, data=data, precision=recipe.run.precision)
+
     def _stops_early(self) -> bool:
         """Whether the last ``run.patience`` evaluations were not better. Checkpoints contain all evaluations."""
         patience = self.recipe.run.patience
         later = [evaluation for evaluation in self.state.history if evaluation["step"] > self.state.best_step]
         return patience is not None and len(later) >= patience
+
+    @property
+    def model_to_use(self) -> Path:
+        """The best model of a run that stopped early, else the last one."""
+        return self.out / ("best" if self._stops_early() else "model")
 
     def _save(self) -> None:
         self._stop_if_broken()
@@ -304,6 +323,7 @@ class Loop:
             for kept in (self.out / "model", self.out / "best"):
                 if kept.is_dir():
                     self._save_splits(kept)
+            setting = self._hand_over(self.out / "model", model, task) if self.state.history else None
             self.logger.end_bar()
             summary = f" ({task.summarize(self.state.history[-1])})" if self.state.history else ""
             self.logger.say(f"the model is in {self.out / 'model'}{summary}")
@@ -313,7 +333,12 @@ class Loop:
                     f"stopped early: no better evaluation since step {self.state.best_step}; that model is in "
                     f"{self.out / 'best'}"
                 )
-            folder = self.out / ("best" if early else "model")
+            folder = self.model_to_use
+            if setting is not None:
+                self.logger.say(
+                    f"its default threshold is {setting.threshold:.4f}, {setting.evidence}; progresvit calibrate makes "
+                    "others"
+                )
             options = f", with {task.evaluate_options}" if task.evaluate_options else ""
             self.logger.say(f"next: progresvit evaluate {folder}{options}")
         self.processes.wait()

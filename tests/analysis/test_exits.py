@@ -184,8 +184,8 @@ def test_classes_are_sorted_by_their_share_of_exits():
 def test_the_table_has_a_row_for_each_image(small_model, sample):
     result = exits(small_model, sample)
     rows = rows_of(exits_table(result))
-    assert list(rows[0])[:4] == ["id", "class", "exit_round", "entropy_round1"]
-    assert [row["id"] for row in rows] == list(sample.ids)
+    assert list(rows[0])[:4] == ["image", "class", "exit_round", "entropy_round1"]
+    assert [row["image"] for row in rows] == list(sample.ids)
     for image, row in enumerate(rows):
         assert int(row["exit_round"]) == result.exit_round[image] + 1
         assert row["class"] == f"name {sample.labels[image]}"

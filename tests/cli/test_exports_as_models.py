@@ -1,6 +1,7 @@
 """An export where commands take a model: info, bench, evaluate, calibrate, and its own settings in classify."""
 
 import json
+import re
 import shutil
 import warnings
 from contextlib import contextmanager
@@ -179,6 +180,8 @@ def test_openvinos_own_int8_is_measured_on_other_images_than_gave_its_ranges(fol
     output = works("export", folder, "--format", "openvino", "--int8", "--data", digits, "--out", target, *PLAIN)
     assert "int8 beside fp32 on 12 images" in output
     assert "note: the threshold was calibrated with other precision" in output
+    assert "note: the ranges of int8 come from 12 images instead of 300" in output
+    assert "give 600 images or more" in output
     manifest = Manifest.read(target)
     assert (manifest.precision, manifest.kind) == ("int8", "openvino")
     assert (manifest.int8["calibration_images"], manifest.int8["images"]) == (12, 12)
@@ -197,7 +200,8 @@ def test_openvinos_own_int8_is_measured_on_other_images_than_gave_its_ranges(fol
         assert engine.classify([path])[0].entropy == pytest.approx(batched.entropy, abs=1e-4)
     with pytest.warns(SettingWarning, match="other graphs: the certificate does not hold here"):
         Engine(int8, certified, backend="openvino")
-    assert "Setting certified\n" in works("info", target)
+    settings = json.loads(works("info", target, "--json"))["settings"]
+    assert [settings[0][key] for key in ("name", "certified", "note")] == ["certified", True, None]
 
 
 def test_the_engine_exits_as_the_records_of_an_int8_export_say(copy_of_int8, digits, tmp_path):
@@ -236,6 +240,19 @@ def test_calibrate_asks_for_the_records_of_an_export(exported, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_setting_of_an_export_without_one_becomes_its_default(model, digits, tmp_path):
+    target = tmp_path / "export"
+    works("export", model, "--out", target)
+    command = ("classify", digits / "val", "--model", target)
+    assert "note: every round runs, because" in works(*command)
+    works("evaluate", target, "--data", digits, "--out", tmp_path / "r.parquet", *PLAIN)
+    shown = works("calibrate", tmp_path / "r.parquet", "--near-lossless")
+    assert f"use it by default: progresvit classify IMAGES --model {target}\n" in shown
+    assert "calibrated by the rule near-lossless on 24 images" in works(*command)
+    (row,) = json.loads(works("info", target, "--json"))["settings"]
+    assert (row["name"], row["default"], row["note"]) == ("near-lossless", True, None)
+
+
 def test_info_describes_an_export_and_its_settings(exported, int8):
     report = json.loads(works("info", exported, "--json"))
     assert report["export"]["kind"] == "onnx"
@@ -243,7 +260,8 @@ def test_info_describes_an_export_and_its_settings(exported, int8):
     assert len(report["compute"]["paper"]["cumulative_gmacs"]) == 2
     output = works("info", int8)
     assert "Export: onnx, int8" in output
-    assert "Setting drop-1: the threshold was calibrated with other precision" in output
+    assert re.search("drop-1 .* the threshold was calibrated with other precision", output)
+    assert re.search("near-lossless .* default the threshold was", output)
 
 
 def test_bench_measures_an_export_in_the_engine(exported, int8, monkeypatch):

@@ -64,14 +64,14 @@ def test_a_page_with_figures_tables_and_a_gallery_of_errors(evaluated, digits, t
     assert [row["images"] for row in read(out / "classes.csv")] == ["6"] * 4
     assert sum(int(row["count"]) for row in read(out / "confusion.csv")) == len(answers.errors)
     errors = read(out / "errors.csv")
-    assert [row["id"] for row in errors] == records.ids[answers.errors[:5]].tolist()
+    assert [row["image"] for row in errors] == records.ids[answers.errors[:5]].tolist()
     shown = thumbnails(page)
     assert [image.size for image in shown] == [(32, 32)] * 5
     for image, row in zip(shown, errors):
-        expected = crop(Image.open(digits / row["id"]).convert("RGB"), records.config)
+        expected = crop(Image.open(digits / row["image"]).convert("RGB"), records.config)
         differences = np.asarray(image.convert("RGB"), np.int16) - expected.transpose(1, 2, 0)
         assert np.abs(differences).mean() < 6  # what the model saw, as a JPEG
-        assert row["id"] in page
+        assert row["image"] in page
 
 
 def test_without_data_the_errors_have_no_thumbnails_and_the_page_names_the_option(evaluated, digits, tmp_path):

@@ -129,7 +129,7 @@ def test_frontier_shows_what_settings_give_on_other_records(records, others, tmp
 
 
 def test_calibrate_by_each_rule(records, tmp_path):
-    assert json.loads(works("calibrate", records, "--near-lossless"))["rule"] == "near-lossless"
+    assert json.loads(run("calibrate", records, "--near-lossless").stdout)["rule"] == "near-lossless"
     low, high = read_records(records).gmacs()
     works("calibrate", records, "--budget-gmacs", (low + high) / 2, "--out", tmp_path / "b.json")
     assert load_setting(tmp_path / "b.json").expected["gmacs"] <= (low + high) / 2
@@ -150,7 +150,7 @@ def test_calibrate_with_a_threshold_for_each_round(records, tmp_path):
     setting = load_setting(tmp_path / "t.json")
     assert len(setting.threshold) == 2
     budget = read_records(three).gmacs()[1]
-    assert json.loads(works(*words, "--budget-gmacs", budget))["expected"]["gmacs"] <= budget
+    assert json.loads(run(*words, "--budget-gmacs", budget).stdout)["expected"]["gmacs"] <= budget
     rows = tmp_path / "f.json"
     works("frontier", three, "--setting", tmp_path / "t.json", "--out", rows)
     shown = json.loads(rows.read_text())["rows"]

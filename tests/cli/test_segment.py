@@ -101,7 +101,9 @@ def test_windows_and_the_format_are_chosen(folder, photos, tmp_path):
 def test_a_setting_is_used_and_another_stride_is_noted(network, folder, photos, tmp_path):
     image, out = photos / "a.png", tmp_path / "o.png"
     words = ("segment", image, "--model", folder, "--out", out, "--overwrite")
-    refused("needs a threshold", *words)
+    output = works(*words)
+    assert "note: every round runs, because" in output
+    assert "round 2 of 2" in output
     (folder / "settings").mkdir()
     a_setting(network, threshold=1e9).save(folder / "settings" / "near-lossless.json")
     a_setting(network, threshold=0.0).save(folder / "settings" / "careful.json")

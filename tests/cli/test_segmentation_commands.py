@@ -155,7 +155,7 @@ def test_frontier_refuses_bad_input(records, tmp_path):
 
 
 def test_calibrate_by_each_rule(records, tmp_path):
-    setting = json.loads(works("calibrate", records, "--near-lossless"))
+    setting = json.loads(run("calibrate", records, "--near-lossless").stdout)
     assert (setting["rule"], setting["n"]) == ("near-lossless", 600)
     low, high = read_segmentation_records(records).gmacs().mean(axis=0)
     shown = works("calibrate", records, "--budget-gmacs", (low + high) / 2, "--out", tmp_path / "b.json")
@@ -167,7 +167,7 @@ def test_calibrate_by_each_rule(records, tmp_path):
     assert (certificate.epsilon, certificate.delta, certificate.loss) == (0.1, 0.1, "pixel-error")
     assert "the mean increase of an image's pixel error is at most 0.1" in " ".join(shown.split())
     assert f"on these images it is {certificate.mean_loss:.3g}" in " ".join(shown.split())
-    executed = json.loads(works("calibrate", records, "--exit-share", 0.2, "--convention", "executed"))
+    executed = json.loads(run("calibrate", records, "--exit-share", 0.2, "--convention", "executed").stdout)
     assert executed["expected"]["convention"] == "executed"
 
 

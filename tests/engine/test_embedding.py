@@ -80,6 +80,14 @@ def test_tensors_arrays_files_bytes_and_pil_images_give_the_same(model, tmp_path
         assert np.array_equal(stacked(engine.embed(given)), expected)
 
 
+def test_one_path_or_pil_image_gives_one_embedding(model, tmp_path):
+    image = Image.effect_noise((40, 40), 60).convert("RGB")
+    image.save(tmp_path / "a.png")
+    (expected,) = EmbeddingEngine(model).embed([image])
+    for given in (image, tmp_path / "a.png"):
+        np.testing.assert_array_equal(EmbeddingEngine(model).embed(given).features, expected.features)
+
+
 def test_images_that_cannot_be_opened_have_their_reason_and_the_others_their_place(model, tmp_path):
     good = Image.new("RGB", (40, 40), "red")
     good.save(tmp_path / "good.png")
@@ -189,7 +197,7 @@ def test_out_of_memory_halves_the_batch_remembers_it_and_says_so_once(model, mon
         (lambda model: EmbeddingEngine(model, pool="max"), "unknown pool 'max'"),
         (lambda model: EmbeddingEngine(model, precision="fp16"), "fp16 needs a CUDA device"),
         (lambda model: EmbeddingEngine(model, precision="int8"), "unknown precision"),
-        (lambda model: EmbeddingEngine(model).embed("image.png"), r"put this one into brackets: embed\(\[image\]\)"),
+        (lambda model: EmbeddingEngine(model).embed(b"content"), r"put this one into brackets: embed\(\[image\]\)"),
         (lambda model: list(EmbeddingEngine(model).stream(["image.png"])), "stream takes batches"),
         (lambda model: EmbeddingEngine(model).embed([3]), "or a PIL image, not int"),
         (lambda model: EmbeddingEngine(model).embed(np.zeros((1, 3, 8, 8), np.uint8)), "r at least 32"),

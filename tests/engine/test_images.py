@@ -1,5 +1,6 @@
 """Images of every kind: the right answer, or an error for that image alone."""
 
+import asyncio
 import io
 import warnings
 
@@ -100,6 +101,16 @@ def test_one_open_file_may_be_given_many_times(engine, photo, tmp_path):
     for _ in range(5):
         found = engine.classify([Image.open(tmp_path / "a.jpg")] * 8)
         assert [one.error for one in found] == [None] * 8
+
+
+def test_one_path_or_pil_image_gives_one_prediction(engine, photo, tmp_path):
+    photo.save(tmp_path / "a.png")
+    (expected,) = engine.classify([photo])
+    for image in (photo, tmp_path / "a.png", str(tmp_path / "a.png")):
+        assert engine.classify(image) == expected
+        assert asyncio.run(engine.aclassify(image)) == expected
+    assert asyncio.run(engine.aclassify([photo])) == [expected]
+    assert engine.classify("missing.jpg").error is not None
 
 
 def test_anything_that_can_be_walked_through_will_do(engine, photo):

@@ -121,7 +121,7 @@ def test_errors_are_wrong_answers_by_probability_with_what_each_round_said():
     wrong = sorted(answers.probability[~answers.correct].tolist(), reverse=True)
     assert [row["probability"] for row in rows] == wrong[:10]
     for row in rows:
-        image = records.ids.tolist().index(row["id"])
+        image = records.ids.tolist().index(row["image"])
         assert row["class"] == f"class {records.labels[image]}" != row["prediction"]
         assert row["prediction"] == row[f"round{row['exit_round']}"]
         assert row["round2_probability"] == records.top5_probabilities[image, 1, 0]
@@ -132,7 +132,7 @@ def test_answers_that_are_not_finite_are_wrong_and_come_last():
     logits[:, 7] = np.nan
     answers = route(make_records(logits=logits), 0.6)
     rows = error_table(answers, 400).rows
-    assert rows[-1]["id"].endswith("-7")
+    assert rows[-1]["image"].endswith("-7")
     assert (rows[-1]["prediction"], rows[-1]["probability"]) == ("none (not finite)", None)
 
 

@@ -58,3 +58,50 @@ def test_a_model_without_class_ids_takes_as_many_folders_in_order():
     assert class_numbers(["cats", "dogs"], plain) == [0, 1]
     with pytest.raises(ValueError, match=r"3 classes and the model 2, .* add class_ids"):
         class_numbers(["cats", "dogs", "pigs"], plain)
+
+
+LABELLED = preset(
+    "progresvit_tiny_160_224",
+    num_classes=5,
+    class_ids=("n1", "n2", "n3", "n4", "n5"),
+    labels=("golden retriever", "black-and-tan coonhound", "crane", "crane", "Cardigan"),
+)
+
+
+def test_folders_may_be_named_by_label_in_any_spelling_of_its_separators():
+    for folders in (["golden retriever", "Cardigan"], ["golden_retriever", "cardigan"], ["Golden-Retriever", "n5"]):
+        assert class_numbers(folders, LABELLED) == [0, 4]
+    assert class_numbers(["black_and_tan_coonhound"], LABELLED) == [1]
+    assert class_numbers(["n3", "n4"], LABELLED) == [2, 3]
+    without_ids = preset("progresvit_tiny_160_224", num_classes=2, labels=("dog", "cat"))
+    assert class_numbers(["Cat", "dog"], without_ids) == [1, 0]  # and not in order
+    assert class_numbers(["1", "0"], without_ids) == [1, 0]
+
+
+def test_the_labels_of_the_bundled_model_name_folders():
+    config = read_config(bundled_folder())
+    assert class_numbers(["golden_retriever", "n01440764"], config) == [207, 0]
+    with pytest.raises(
+        ValueError, match=r"'crane' fits 2 classes of the model: n02012849 \(crane\), n03126707 \(crane\)"
+    ):
+        class_numbers(["crane"], config)
+
+
+@pytest.mark.parametrize(
+    ("folders", "match"),
+    [
+        (
+            ["crane"],
+            r"the class folder 'crane' fits 2 classes of the model: n3 \(crane\), n4 \(crane\); name it by the",
+        ),
+        (
+            ["golden retriver", "n5"],
+            r"such as 'golden retriver'; .* 'golden retriver': did you mean 'golden retriever'\?",
+        ),
+        (["golden retriver"], r"knows no class of the data: .* did you mean 'golden retriever'\?"),
+        (["golden_retriever", "n1"], "'golden_retriever' and 'n1' are the same class of the model; merge them"),
+    ],
+)
+def test_a_folder_that_fits_no_class_or_two_is_refused_with_what_to_do(folders, match):
+    with pytest.raises(ValueError, match=match):
+        class_numbers(folders, LABELLED)

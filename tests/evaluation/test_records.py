@@ -42,7 +42,7 @@ def test_other_programs_can_read_the_table_and_its_header(tmp_path):
     records = make_records(5)
     write_records(records, tmp_path / "r.parquet")
     table = pq.read_table(tmp_path / "r.parquet")
-    assert table["id"].to_pylist() == records.ids.tolist()
+    assert table["image"].to_pylist() == records.ids.tolist()
     assert table["label"].to_pylist() == records.labels.tolist()
     assert table["round2_top5_labels"][3].as_py() == records.top5_labels[3, 1].tolist()
     assert len(table["round1_statistics"][0].as_py()) == 23

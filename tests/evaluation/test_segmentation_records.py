@@ -46,7 +46,7 @@ def test_other_programs_can_read_the_table_and_its_header(tmp_path):
     write_segmentation_records(records, tmp_path / "r.parquet")
     table = pq.read_table(tmp_path / "r.parquet")
     rounds = [f"round{s}_{name}" for s in (1, 2) for name in ("score", "cells", "counts")]
-    assert table.column_names == ["id", "windows", *rounds]
+    assert table.column_names == ["image", "windows", *rounds]
     cells, counts = table["round2_cells"][3].as_py(), table["round2_counts"][3].as_py()
     row = np.zeros(16, int)
     row[cells] = counts

@@ -8,6 +8,7 @@ import pytest
 from progresvit.baselines.early_exit import EarlyExitConfig
 from progresvit.config import PRESETS, ModelConfig
 from progresvit.engine.export.manifest import Manifest
+from progresvit.io.parse import count_of
 from progresvit.io.yaml_files import parse_yaml
 from progresvit.routing import load_setting
 from progresvit.training.recipe import load_recipe
@@ -162,3 +163,9 @@ def test_a_tag_with_a_value_of_another_kind_is_refused(tmp_path, value):
     (tmp_path / "recipe.yaml").write_text(f"model: {value}\n")
     with pytest.raises(ValueError, match=r"recipe.yaml is not a recipe"):
         load_recipe(tmp_path / "recipe.yaml")
+
+
+def test_a_count_has_its_noun_in_singular_or_plural():
+    assert [count_of(number, "image") for number in (0, 1, 2)] == ["0 images", "1 image", "2 images"]
+    assert [count_of(number, "class") for number in (1, 20)] == ["1 class", "20 classes"]
+    assert count_of(18494, "image", ",") == "18,494 images"

@@ -1,6 +1,7 @@
 """Training of segmentation: the loss, runs that learn and resume, and validation by hand."""
 
 import math
+import warnings
 from typing import ClassVar
 
 import numpy as np
@@ -195,6 +196,13 @@ def test_every_kind_of_model_trains_and_the_run_says_what_it_does(shapes, tmp_pa
     assert result["near_lossless"]["gmacs"] <= result["full_gmacs"] + 1e-12
     assert model(torch.randn(1, 3, 48, 48))[-1].logits.shape == (1, 3, 3, 3)
     assert progresvit.load(tmp_path / "out" / "best").config == model.config
+    assert (folder / "settings").exists() == (network is None)  # an engine runs it, and it has early exits
+    if network is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            setting = progresvit.SegmentationEngine(folder).setting
+        assert (setting.chosen_on, setting.n) == ("validation", 8)
+        assert setting.expected["miou"] == result["near_lossless"]["miou"]
 
 
 def calm_recipe(**sections):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -24,8 +25,10 @@ from progresvit.data.loading import Unreadable
 from progresvit.data.transforms import NamedTransform
 from progresvit.engine.export.manifest import Manifest, graph_files, write_manifest
 from progresvit.engine.onnx_backend import GraphRounds
+from progresvit.io.parse import count_of
 from progresvit.routing.decide import exit_rounds
 from progresvit.routing.scores import top10_entropy
+from progresvit.routing.settings import SettingWarning
 
 METHODS: Mapping[str, str] = {
     "onnx": "dynamic: weights per channel in int8, activations in uint8; matrix products of the blocks",
@@ -33,7 +36,7 @@ METHODS: Mapping[str, str] = {
 }
 """How graphs are quantised, by format."""
 CALIBRATION_IMAGES = 300
-"""Most images from which static ranges are taken."""
+"""Most images from which static ranges are taken: NNCF's default. With fewer there is a warning."""
 
 
 Feed = dict[str, NDArray[Any]]
@@ -80,7 +83,15 @@ def quantise_export(
     feeds: list[list[Feed]] = []
     if manifest.kind == "openvino":
         calibrated = draw_calibration(len(check.dataset))
-        report(f"{len(calibrated)} images for the ranges")
+        report(f"{count_of(len(calibrated), 'image')} for the ranges")
+        if len(calibrated) < CALIBRATION_IMAGES:
+            warnings.warn(
+                f"the ranges of int8 come from {count_of(len(calibrated), 'image')} instead of {CALIBRATION_IMAGES}, "
+                f"so activations of other images may not fit them; give {2 * CALIBRATION_IMAGES} images or more: half "
+                f"of them, at most {CALIBRATION_IMAGES}, give the ranges, and the others measure the cost.",
+                SettingWarning,
+                stacklevel=3,  # the caller of export
+            )
         graphs = GraphRounds(plain, backend="openvino", threads=check.threads)
         feeds = round_feeds(graphs, (pixels for _, pixels in _batches(check, graphs, calibrated)))
     for s in range(count):

@@ -21,7 +21,7 @@ from progresvit.config import ModelConfig
 from progresvit.data.crop import INTERPOLATION
 from progresvit.io.parse import Section, dump_json, file_key, former_name, parse, parse_json, read_text
 from progresvit.routing.decide import Threshold, as_thresholds
-from progresvit.routing.settings import Setting
+from progresvit.routing.settings import DEFAULT, Setting
 
 MANIFEST_FILE = "export.json"
 FORMAT = "progresvit-export"
@@ -84,6 +84,11 @@ class Manifest(Section):
         if len(self.temperatures) != rounds or not all(0 < value < math.inf for value in self.temperatures):
             raise ValueError(f"temperatures are {rounds} numbers above 0, one for each round, not {self.temperatures}")
         return self
+
+    @property
+    def default_name(self) -> str | None:
+        """The name of the setting that is used by default; None if the threshold has none."""
+        return self.setting_name or (DEFAULT if self.threshold is None else None)
 
     @property
     def gmacs(self) -> list[float]:

@@ -21,6 +21,7 @@ from progresvit.data.in_memory import InMemoryImages, in_memory_for_evaluation
 from progresvit.data.loading import Unreadable
 from progresvit.data.sources import GpuSource, InMemorySource, WorkerSource, classification_from_workers, plan_training
 from progresvit.distributed import Processes
+from progresvit.io.parse import count_of
 from progresvit.model.interface import RoundModel
 from progresvit.predict.head import Head, score_columns
 from progresvit.training.recipe import Recipe
@@ -49,8 +50,8 @@ class Classification(Task):
         listed = ", ".join(names) + (f" and {more} more" if more > 0 else "")
         drawn = "" if splits.val.drawn_from is None else ", a fifth of each class, selected by name"
         return (
-            f"training on {len(splits.train):,} images of {len(splits.train.class_ids)} classes ({listed}); "
-            f"{len(splits.val):,} validation images{drawn}"
+            f"training on {count_of(len(splits.train), 'image', ',')} of {len(splits.train.class_ids)} classes "
+            f"({listed}); {count_of(len(splits.val), 'validation image', ',')}{drawn}"
         )
 
     def setup(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> None:

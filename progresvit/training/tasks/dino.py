@@ -28,6 +28,7 @@ from progresvit.data.dataset import Entry, ImageDataset, find_images, find_unlab
 from progresvit.data.in_memory import load_whole
 from progresvit.data.sources import InMemorySource, WorkerSource
 from progresvit.distributed import Processes
+from progresvit.io.parse import count_of
 from progresvit.model import RoundOutput, registry
 from progresvit.model.interface import RoundModel, capability
 from progresvit.predict.features import KNN, Features
@@ -152,8 +153,8 @@ class DINO(Task):
         return ()
 
     def describe(self, splits: Splits) -> str:
-        votes = f"; {len(splits.val):,} validation images" if self.options.knn else ""
-        return f"training on {len(splits.train):,} images without labels{votes}"
+        votes = f"; {count_of(len(splits.val), 'validation image', ',')}" if self.options.knn else ""
+        return f"training on {count_of(len(splits.train), 'image', ',')} without labels{votes}"
 
     def setup(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> None:
         """Create head, teacher and centres. The teacher starts as a copy of the student."""

@@ -25,7 +25,7 @@ from progresvit.data.loading import Unreadable
 from progresvit.data.segmentation import IGNORE, SegmentationDataset, find_segmentation
 from progresvit.data.segmentation.images import EvaluationImage, evaluation_images
 from progresvit.data.segmentation.sources import pairs_in_memory, segmentation_from_workers
-from progresvit.data.segmentation.windows import WindowOptions
+from progresvit.data.segmentation.windows import WindowOptions, windows_hash
 from progresvit.data.sources import InMemorySource
 from progresvit.distributed import Processes
 from progresvit.metrics.miou import ClassCounts, iou
@@ -142,6 +142,9 @@ class SegmentationTask(Task):
         }
         gmacs = np.asarray(model.gmacs(CONVENTION)) * columns["windows"][:, None]  # (N, S)
         return routed_metrics(model, columns["scores"], metric, gmacs, values)
+
+    def preprocessing_sha256(self, model: RoundModel) -> str:
+        return windows_hash(model.config, WindowOptions(stride=self.options.stride))
 
     def summarize(self, values: Mapping[str, Any]) -> str:
         return summarize_rounds(values, "mIoU", values["miou"], metric="miou")

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from progresvit.config import BaseConfig, ModelTask
+from progresvit.data.crop import preprocessing_hash
 from progresvit.data.dataset import ImageDataset
 from progresvit.data.in_memory import in_memory_for_training
 from progresvit.data.loading import Unreadable
 from progresvit.data.sampler import EpochSampler
 from progresvit.data.sources import BatchSource, InMemorySource
 from progresvit.distributed import Processes
-from progresvit.io.parse import Section
+from progresvit.io.parse import Section, count_of
 from progresvit.model.interface import RoundModel
 from progresvit.training.recipe import Recipe
 
@@ -163,7 +164,10 @@ class Task(nn.Module, ABC):
 
     def describe(self, splits: Splits) -> str:
         """One line about the data, printed when the run starts."""
-        return f"training on {len(splits.train):,} images; {len(splits.val):,} validation images"
+        return (
+            f"training on {count_of(len(splits.train), 'image', ',')}; "
+            f"{count_of(len(splits.val), 'validation image', ',')}"
+        )
 
     def before_step(self, step: int) -> None:
         """Called before the micro-batches of a step, with equal random numbers in all processes."""
@@ -200,6 +204,10 @@ class Task(nn.Module, ABC):
         self, model: RoundModel, data: TaskData, *, processes: Processes, dtype: torch.dtype | None
     ) -> Metrics:
         """Measure the exported model. Each process runs its share of the images, and all return the same metrics."""
+
+    def preprocessing_sha256(self, model: RoundModel) -> str:
+        """The hash of how ``validate`` prepares images, for the setting that the training leaves."""
+        return preprocessing_hash(model.config)
 
     def summarize(self, values: Mapping[str, Any]) -> str:
         """One line about ``Metrics.values``, for the terminal."""
