@@ -50,5 +50,6 @@ def image_folder(folder, count=40):
 def setting_of(model, **fields):
     """A setting of two rounds that was calibrated for a model."""
     hashes = {"weights_sha256": weights_hash(model), "preprocessing_sha256": preprocessing_hash(model.config)}
+    evidence = {"epsilon": 0.01, "delta": 0.05, "k": 0} if fields.get("rule", "guarantee") == "guarantee" else {}
     defaults = {"rule": "guarantee", "threshold": 1.5, "rounds": 2, "precision": "fp32", "n": 1000}
-    return Setting(**{**defaults, **hashes, **fields})
+    return Setting(**{**defaults, **evidence, **hashes, **fields})

@@ -112,6 +112,7 @@ def test_the_package_does_not_import_repro():
         ("progresvit.data.decoding_process", {"pydantic", "torch"}),
         ("progresvit.compute.parameters(progresvit.preset('progresvit_tiny_160_224'))", {"numpy", "torch"}),
         ("progresvit.routing.load_setting(sys.argv[1])", {"scipy", "torch"}),
+        ("from progresvit.cli import app; app(['info'], standalone_mode=False)", {"scipy", "torch"}),
     ],
 )
 def test_importing_the_package_is_light(use, heavy):

@@ -36,7 +36,7 @@ LINE = 0.135
 DRAWN = 24
 """Errors in the figure; the page shows all of the gallery."""
 QUALITY = 90
-"""Of the JPEGs on a page: 5 kB each, a quarter of a PNG."""
+"""JPEG quality of the thumbnails on the page: 5 kB each, a quarter of a PNG."""
 
 Pixels = NDArray[np.uint8]
 

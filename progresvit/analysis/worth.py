@@ -27,12 +27,11 @@ from progresvit.compute import cumulative_gmacs
 from progresvit.config import ModelConfig
 from progresvit.distributed import Processes
 from progresvit.engine.measurement import Measurement, hardware, rates_in_turns
-from progresvit.engine.speed import TimedModel
-from progresvit.evaluation import DataSource, EvalOptions, Records, calibrate_near_lossless, evaluate, read_records
+from progresvit.engine.speed import TimedModel, plain_config
+from progresvit.evaluation import DataSource, EvalOptions, Records, evaluate, read_records
 from progresvit.evaluation.records import split_by_id
 from progresvit.evaluation.source import default_batch
 from progresvit.io.files import replace_file
-from progresvit.io.model_folder import SETTINGS
 from progresvit.io.parse import dump_json
 from progresvit.io.weights import weights_hash
 from progresvit.metrics.arrays import Bools, Ints
@@ -40,12 +39,12 @@ from progresvit.metrics.interval import Interval, mean_interval, paired_change, 
 from progresvit.model import ProgResViT
 from progresvit.plots import COLOURS, MARKERS, legend_below, new_panels, render
 from progresvit.routing.decide import at_exit, exit_rounds
-from progresvit.routing.settings import DEFAULT
 from progresvit.table import Column, Row, Table, decimals, interval
 from progresvit.training.build import build_model
 from progresvit.training.check_run import check_run_options
 from progresvit.training.loop import train
-from progresvit.training.recipe import Recipe
+from progresvit.training.recipe import Recipe, load_recipe
+from progresvit.training.run_folder import RECIPE_FILE
 from progresvit.training.tasks.registry import make_task
 
 if TYPE_CHECKING:
@@ -55,12 +54,13 @@ RECIPE = "own_images"
 PLAIN, PROGRESSIVE = "plain", "progressive"
 """Names of the two models: their run folders and records in the folder of the comparison."""
 RESULT, FIGURE = "worth.json", "worth.png"
+EQUAL = "equal training compute"
 PASSES = 3
 """A training step in forward passes: the backward pass takes two."""
 TOLERANCE = 0.05
 """Difference of the training computes from which on it is reported, as a share."""
-TURNS = 10
-"""Timings of each model."""
+TURNS, LIKELY_OF_TURNS = 10, 2.262
+"""Timings of each model, and Student's 97.5 % quantile for this number."""
 SECONDS = {"cpu": 1.0, "cuda": 0.5}
 """Approximate duration of a timing, by the kind of device."""
 TIMED = {"cpu": 64, "cuda": 4096}
@@ -87,7 +87,7 @@ class Answers:
 
 @dataclass(frozen=True, kw_only=True)
 class Worth:
-    """The comparison. Changes are those from the plain ViT to the progressive model with early exits."""
+    """The comparison. A change leads from the plain ViT to the progressive model with early exits."""
 
     answers: Mapping[str, Answers]
     """By name; the plain ViT and the progressive model with early exits first."""
@@ -104,7 +104,14 @@ class Worth:
     """GMACs and top-1 of the progressive model over all thresholds."""
 
     def to_json(self) -> str:
-        return dump_json({**asdict(self), "verdict": self.verdict}) + "\n"
+        return dump_json({**asdict(self), "compute": self.compute, "verdict": self.verdict}) + "\n"
+
+    @property
+    def compute(self) -> str:
+        """The training compute of the plain ViT, relative to the progressive model's."""
+        plain, progressive = (own.training_tmacs for own in list(self.answers.values())[:2])
+        change = plain / progressive - 1
+        return EQUAL if abs(change) <= TOLERANCE else f"{change:+.0%} training compute of the plain ViT"
 
     @property
     def verdict(self) -> str:
@@ -117,7 +124,11 @@ class Worth:
         accuracy = f"{abs(100 * top1.mean):.1f} points {'higher' if better > 0 else 'lower'} top-1 {points}"
         pace = f"{speed.mean:.2f} times the images/s {rates}" if faster else f"no clear difference in images/s {rates}"
         if not better and not faster:
-            return f"No clear difference in top-1 {points} and in images/s {rates}: use either."
+            return (
+                f"No clear difference in top-1 {points} and in images/s {rates}: use either if up to "
+                f"{100 * max(-top1.lowest, top1.highest):.1f} points lower top-1 are acceptable; more held-out images "
+                "narrow this range."
+            )
         if not better:  # the choice rests on the speed alone
             use, loss = ("progressive model", -top1.lowest) if faster > 0 else ("plain ViT", top1.highest)
             return (
@@ -157,6 +168,10 @@ def compare(
         raise ValueError("a comparison is timed in one process; start it without torchrun.")
     if recipe.run.patience is not None:
         raise ValueError("run.patience ends a training early, so that computes differ; set run.patience=null.")
+    if recipe.task != "supervised" or recipe.optimizer.freeze:
+        raise ValueError(
+            "the computes of the trainings are known for task=supervised and optimizer.freeze=[] only; leave both out."
+        )
     _, task = make_task(recipe)
     check_run_options(recipe, task, processes)
     _check_folder(out, resume=resume, overwrite=overwrite)
@@ -166,7 +181,14 @@ def compare(
     config = build_model(recipe, task.class_ids(splits)).config
     if not isinstance(config, ModelConfig) or len(config.rounds) < 2:
         raise ValueError("a comparison needs a ProgResViT of two or more rounds; set model.start to such a model.")
+    if config.num_classes != len(splits.val.class_ids):
+        raise ValueError(
+            f"the data has {len(splits.val.class_ids)} classes and the model {config.num_classes}; leave out "
+            "model.num_classes."
+        )
     recipes = {PLAIN: plain_recipe(recipe, config), PROGRESSIVE: recipe}
+    for name in recipes if resume else ():
+        _check_continued(out / name / RECIPE_FILE, recipe)
     for name in (RESULT, FIGURE) if overwrite else ():
         (out / name).unlink(missing_ok=True)
     for name, own in recipes.items():
@@ -177,9 +199,6 @@ def compare(
         name: _evaluate(out, name, source, processes, workers=recipe.data.workers, overwrite=overwrite)
         for name in recipes
     }
-    settings = out / PROGRESSIVE / "model" / SETTINGS
-    settings.mkdir(exist_ok=True)
-    calibrate_near_lossless(records[PROGRESSIVE]).save(settings / f"{DEFAULT}.json")
     worth = _compare(recipes, records, out, source, processes, trained_on=len(splits.train))
     replace_file(out / RESULT, worth.to_json())
     replace_file(out / FIGURE, render(worth_figure(worth), ".png"))
@@ -191,14 +210,26 @@ def plain_recipe(recipe: Recipe, config: ModelConfig) -> Recipe:
     last = config.rounds[-1].model_dump(mode="json")
     changes = {"fields": {**recipe.model.fields, "rounds": [last]}, "psg": False, "merge": None}
     model = recipe.model.model_copy(update={**changes, "input_resolution": config.input_side})
-    ratio = cumulative_gmacs(config)[-1] / cumulative_gmacs(_plain_config(config))[-1]
+    ratio = cumulative_gmacs(config)[-1] / cumulative_gmacs(plain_config(config))[-1]
     epochs = max(1, round(recipe.epochs * ratio) - recipe.schedule.cooldown)
     schedule = recipe.schedule.model_copy(update={"epochs": epochs})
     return recipe.model_copy(update={"model": model, "schedule": schedule})
 
 
-def _plain_config(config: ModelConfig) -> ModelConfig:
-    return config.replace(rounds=config.rounds[-1:], psg=False)
+def _check_continued(path: Path, recipe: Recipe) -> None:
+    """Refuse changes that a single run may make when it resumes, but by which the two models would differ."""
+    if not path.is_file():
+        return
+    former = load_recipe(str(path))
+    for key, before, now in (
+        ("optimizer.lr", former.optimizer.lr, recipe.optimizer.lr),
+        ("run.precision", former.run.precision, recipe.run.precision),
+    ):
+        if before != now:
+            raise ValueError(
+                f"{path.parent} was trained with another {key}, {before}, so the models would differ by more than "
+                "their rounds; continue with that value, or start both again with overwrite=True."
+            )
 
 
 def _check_folder(out: Path, *, resume: bool, overwrite: bool) -> None:
@@ -227,7 +258,7 @@ def _evaluate(
     workers: int,
     overwrite: bool,
 ) -> Records:
-    """The records of a model on the held-out images; those of an earlier call if they are of these weights."""
+    """The records of a model on the held-out images; existing records are reused if the weights agree."""
     path, folder = out / f"{name}.parquet", out / name / "model"
     model = api.load(folder)
     if path.exists() and not overwrite:
@@ -271,14 +302,14 @@ def _compare(
             exit_shares=tuple((np.bincount(rounds, minlength=own.rounds) / len(own)).tolist()),
             top1=share_interval(int(correct.sum()), len(own)),
             gmacs=mean_interval(spent),
-            images_per_s=None if rate is None else mean_interval(rate),
+            images_per_s=None if rate is None else mean_interval(rate, LIKELY_OF_TURNS),
         )
 
     def all_at(s: int) -> Ints:
         return np.full(len(progressive), s)
 
     before: Bools = plain.correct[:, 0]
-    ratio = mean_interval(np.log(rates[:, 1] / rates[:, 0]))
+    ratio = mean_interval(np.log(rates[:, 1] / rates[:, 0]), LIKELY_OF_TURNS)
     return Worth(
         answers={
             "plain ViT": answers(PLAIN, all_at(0), rates[:, 0]),
@@ -358,18 +389,14 @@ def worth_table(worth: Worth) -> Table:
 def worth_lines(worth: Worth) -> list[str]:
     """The changes from the plain ViT to the progressive model, and which to use."""
     top1, gmacs, speed = worth.top1_change, worth.gmacs_change, worth.speed
-    plain, progressive = (own.training_tmacs for own in list(worth.answers.values())[:2])
     lines = [
         f"from the plain ViT to early exits: top-1 {100 * top1.mean:+.1f} points ({100 * top1.lowest:+.1f} to "
         f"{100 * top1.highest:+.1f}), GMACs {gmacs.mean:+.3f} ({gmacs.lowest:+.3f} to {gmacs.highest:+.3f}), "
         f"images/s × {speed.mean:.2f} ({speed.lowest:.2f} to {speed.highest:.2f})",
         "Intervals are over images and timings. One training of each was compared; another seed gives other models.",
     ]
-    if abs(plain / progressive - 1) > TOLERANCE:
-        lines.append(
-            f"The training compute is not equal: the plain ViT had {plain / progressive - 1:+.0%}, because epochs are "
-            "whole; train for more epochs."
-        )
+    if worth.compute != EQUAL:
+        lines.append(f"The trainings are not equal ({worth.compute}), because epochs are whole; train for more epochs.")
     return [*lines, worth.verdict]
 
 
@@ -381,7 +408,7 @@ def _rate(value: Interval) -> str:
 def worth_figure(worth: Worth) -> Figure:
     """Top-1 against GMACs and against images/s, with 95 % intervals."""
     figure, panels = new_panels(
-        title="Plain and progressive, at equal training compute",
+        title=f"Plain and progressive, at {worth.compute}",
         conditions=f"{worth.images} held-out images; {worth.hardware}",
         xs=["GMACs per image (paper convention)", "images per second"],
         y="top-1 accuracy (%)",

@@ -88,10 +88,11 @@ def measure(name: str, subject: dict[str, Any], timing: dict[str, Any]) -> dict[
 
     from progresvit import compute
     from progresvit.engine.measurement import Measurement, hardware
-    from progresvit.engine.speed import TimedModel, plain_vit
+    from progresvit.engine.speed import TimedModel, find_model, plain_config
+    from progresvit.model import ProgResViT
 
     if name == PLAIN:
-        subject = {**subject, "model": plain_vit(subject["model"])}
+        subject = {**subject, "model": ProgResViT(plain_config(find_model(subject["model"]).config)).eval()}
     measurement = Measurement(lambda: TimedModel(**subject), **timing)
     routed = measurement.subject
     throughput, shares, peak = measurement.throughput(), routed.exit_shares(), measurement.peak_gib()

@@ -174,8 +174,8 @@ def _model_folder(header: Header) -> tuple[Path | None, str]:
     """The folder of the model of the records, or None and why a setting is not written there."""
     from progresvit.engine.export.manifest import Manifest, is_export
     from progresvit.io.model_folder import BUNDLED, bundled_folder, is_bundled
-    from progresvit.io.weights import weights_hash
-    from progresvit.model.saving import load_folder
+    from progresvit.io.weights_hash import hash_of_folder
+    from progresvit.model.registry import read_config
 
     folder = Path(header.model).expanduser()
     bundled = folder.resolve() in [bundled_folder(name).resolve() for name in BUNDLED]
@@ -184,15 +184,20 @@ def _model_folder(header: Header) -> tuple[Path | None, str]:
         return None, f"the model of these records, {header.model}, is {place}"
     if header.probe is not None:
         return None, f"these are predictions of a probe on the features of {folder}, not of its head"
+    if header.corruption is not None:
+        return None, f"these are records of corrupted images ({header.corruption})"
+    if header.training_images:
+        return None, f"{folder} was trained on these images"
+    weights_sha256: str | None
     graphs_sha256 = None
-    if is_export(folder):
-        manifest = Manifest.read(folder)
-        weights_sha256, graphs_sha256 = manifest.weights_sha256, manifest.graphs_sha256
-    else:
-        try:
-            weights_sha256 = weights_hash(load_folder(folder))
-        except ValueError as error:
-            return None, f"the model of these records cannot be read ({error})"
+    try:
+        if is_export(folder):
+            manifest = Manifest.read(folder)
+            weights_sha256, graphs_sha256 = manifest.weights_sha256, manifest.graphs_sha256
+        else:
+            weights_sha256 = hash_of_folder(folder, read_config(folder))
+    except ValueError as error:
+        return None, f"the model of these records cannot be read ({error})"
     if (weights_sha256, graphs_sha256) != (header.weights_sha256, header.graphs_sha256):
         return None, f"{folder} has other weights than the model of these records"
     return folder, ""
@@ -238,7 +243,9 @@ def _write_to_model(setting: Setting, folder: Path, name: str, header: Header, r
                 old = load_setting(out)
             before = f" (replaced {old.evidence}, of {old.date or 'an unknown date'})"
         except ValueError:
-            before = " (replaced a setting that could not be read)"
+            old, before = None, " (replaced a setting that could not be read)"
+        if old is not None and old.is_certified and not setting.is_certified:
+            raise ValueError(f"{out} is {old.evidence}; use --out FILE.json for a setting that is not, or delete it.")
     out.parent.mkdir(exist_ok=True)
     setting.save(out)
     _report(setting)
@@ -278,8 +285,9 @@ def _write_budgets(context: typer.Context, table: Records, out: Path | None) -> 
             "--router, --max-error, --ood-share, --entropies and --convention."
         )
     out.parent.mkdir(parents=True, exist_ok=True)
+    replaced = " (it replaced another table)" if out.is_file() else ""
     evaluation.measure_budgets(table).save(out)
-    output.echo(f"{out} is ready: progresvit classify IMAGES --model {out.parent} --budget-gmacs G")
+    output.echo(f"{out} is ready{replaced}: progresvit classify IMAGES --model {out.parent} --budget-gmacs G")
 
 
 def _report(setting: Setting) -> None:

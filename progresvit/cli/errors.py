@@ -105,7 +105,7 @@ def in_options(message: str) -> str:
             text = re.sub(r"['\"\s]", "", text)  # ('a', 'b') -> a,b
         return f"{option.opts[0]} {value if ' ' in text else text}".rstrip()
 
-    return _ARGUMENT.sub(translate, printable(message))
+    return _ARGUMENT.sub(translate, printable(message)).replace(" set --set ", " use --set ")
 
 
 def _with_remedy(error: ValueError | OSError) -> str:

@@ -169,22 +169,25 @@ def describe_model_settings(folder: Path) -> list[dict[str, Any]]:
     if not setting_names(folder):
         return []
     from progresvit.data.crop import preprocessing_hash
-    from progresvit.data.segmentation.windows import WindowOptions, windows_hash
-    from progresvit.io.weights import weights_hash
-    from progresvit.model.saving import load_folder
+    from progresvit.io.weights_hash import hash_of_folder
 
-    model = load_folder(folder)
-    segments = model.config.task == "segmentation"
-    preprocessing = windows_hash(model.config, WindowOptions()) if segments else preprocessing_hash(model.config)
-    return _describe_settings(
-        folder, DEFAULT, weights_hash(model), preprocessing_sha256=preprocessing, precision="fp32"
-    )
+    config = read_config(folder)
+    preprocessing = preprocessing_hash(config)
+    if config.task == "segmentation":
+        from progresvit.data.segmentation.windows import WindowOptions, windows_hash
+
+        preprocessing = windows_hash(config, WindowOptions())
+    weights_sha256 = hash_of_folder(folder, config)
+    return _describe_settings(folder, DEFAULT, weights_sha256, preprocessing_sha256=preprocessing, precision="fp32")
 
 
 def _describe_settings(
-    folder: Path, default: str | None, weights_sha256: str, **used: str | None
+    folder: Path, default: str | None, weights_sha256: str | None, **used: str | None
 ) -> list[dict[str, Any]]:
-    """The settings of a folder, each with what differs from its calibration; ``used`` is for ``Setting.caveat``."""
+    """The settings of a folder, each with what differs from its calibration; ``used`` is for ``Setting.caveat``.
+
+    Without a hash of the weights, they are not compared.
+    """
     from progresvit.routing.settings import find_setting, setting_names
 
     described: list[dict[str, Any]] = []
@@ -197,7 +200,7 @@ def _describe_settings(
             described.append({**row, "note": str(error)})
             continue
         about = {key: getattr(setting, key) for key in ("rule", "threshold", "n", "chosen_on", "data", "date")}
-        others = setting.weights_sha256 != weights_sha256
+        others = weights_sha256 not in (None, setting.weights_sha256)
         note = "the setting is for other weights." if others else setting.caveat(**used)  # type: ignore[arg-type]
         described.append({**row, **about, "certified": setting.is_certified, "note": note})
     return described

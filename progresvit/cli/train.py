@@ -77,11 +77,12 @@ def stoppable_training(processes: Processes) -> Iterator[None]:
 def _say_next(folder: Path) -> None:
     """Print the command that uses the model, if it has a default setting."""
     from progresvit.model.registry import read_config
-    from progresvit.routing.settings import setting_path
+    from progresvit.routing.settings import default_setting
 
-    if setting_path(folder).is_file():
+    if (setting := default_setting(folder)) is not None:
         command = "segment" if read_config(folder).task == "segmentation" else "classify"
         words = ["progresvit", command, "IMAGES", "--model", str(folder)]
+        words += [] if setting.precision == "fp32" else ["--precision", setting.precision]  # as it was validated
         output.echo(f"use it: {shlex.join(words)}", err=True)
 
 

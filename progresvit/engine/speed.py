@@ -191,10 +191,9 @@ def find_model(name: str) -> ProgResViT:
     return model
 
 
-def plain_vit(name: str) -> ProgResViT:
-    """A plain ViT with the width and resolution of a model's last round, and random weights."""
-    config = find_model(name).config
-    return ProgResViT(config.replace(rounds=config.rounds[-1:], psg=False)).eval()
+def plain_config(config: ModelConfig) -> ModelConfig:
+    """A plain ViT: the last round alone, without gates."""
+    return config.replace(rounds=config.rounds[-1:], psg=False)
 
 
 def load_images(data: str | None, config: ModelConfig, *, device: str, batch: int, count: int | None = None) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from progresvit.engine.images import PathLike
-from progresvit.routing.settings import Setting, SettingWarning, budget_setting, find_setting, setting_path
+from progresvit.routing.settings import Setting, SettingWarning, budget_setting, find_setting
 
 if TYPE_CHECKING:
     from progresvit.engine.backends import ModelSource
@@ -45,7 +45,7 @@ def find_threshold(
         )
     default = source.threshold
     if isinstance(default, Setting) and source.folder is not None:
-        default.check_weights(source.weights_sha256, f"the default setting, {setting_path(source.folder)},")
+        default.check_weights(source.weights_sha256, f"the default setting of {source.name}")
     if default is None and len(source.config.rounds) > 1:
         where = "this model" if source.folder is None else source.folder
         warnings.warn(

@@ -62,13 +62,14 @@ def class_numbers(names: Sequence[str], config: BaseConfig) -> list[int]:
 
 def _look_up(names: Sequence[str], numbers: Mapping[str, int], config: BaseConfig) -> dict[str, int | None]:
     """The class of each name: by class id, by label, or by label up to case and separators; None if there is none."""
-    labels, by_label = config.labels or (), dict[str, list[int]]()
+    labels, exact, plain = config.labels or (), dict[str, list[int]](), dict[str, list[int]]()
     for number, label in enumerate(labels):
-        for key in {label, _plain(label)}:
-            by_label.setdefault(key, []).append(number)
+        exact.setdefault(label, []).append(number)
+        plain.setdefault(_plain(label), []).append(number)
+    plain.pop("", None)
     result: dict[str, int | None] = {}
     for name in names:
-        matching = [numbers[name]] if name in numbers else by_label.get(name) or by_label.get(_plain(name)) or []
+        matching = [numbers[name]] if name in numbers else exact.get(name) or plain.get(_plain(name)) or []
         if len(matching) > 1:
             ids = config.class_ids or tuple(map(str, range(config.num_classes)))
             raise ValueError(

@@ -96,10 +96,7 @@ class Header:
 
     def check_not_trained_on(self) -> None:
         """Refuse images that the model was trained on: a split with such a name, or names on the model's list."""
-        split = self.split
-        if split in (None, "."):
-            folder = Path(self.data)
-            split = folder.parent.name if folder.parent.name.lower() in TRAINING_WORDS else folder.name
+        split = Path(self.data).name if self.split in (None, ".") else self.split
         if TRAINING_WORDS & set(re.findall("[a-z]+", split.lower())):
             is_named = self.data.startswith(TIMM_NAMES)  # the names of its splits cannot be changed
             remedy = "save them to a folder of another name" if is_named else f"rename {split}"

@@ -8,7 +8,6 @@ stores its options; it holds values and runs nothing.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from progresvit.io.model_folder import PICKLE_SUFFIXES
+from progresvit.io.weights_hash import hash_weights
 
 WEIGHT_SUFFIXES = (".safetensors", *PICKLE_SUFFIXES)
 
@@ -97,23 +97,9 @@ def write_safetensors(weights: Mapping[str, Tensor], path: Path) -> None:
 
 
 def weights_hash(model: Any) -> str:
-    """SHA-256 of the weights as float32, by name: the same wherever the model was loaded from.
-
-    Token merging, static gates and the task change the answers of the same weights, so they are part of the hash unless
-    they are the default. An export knows the hash of its model (``exported_weights_sha256``).
-    """
+    """The hash of a model's weights. An export knows the hash of its model (``exported_weights_sha256``)."""
     exported: str | None = getattr(model, "exported_weights_sha256", None)
     if exported is not None:
         return exported
-    digest = hashlib.sha256()
-    if model.config.task != "classification":
-        digest.update(model.config.task.encode())
-    if getattr(model.config, "psg", None) == "static":
-        digest.update(b"static gates")
-    merge = [getattr(round_, "merge", 0) for round_ in model.config.rounds]
-    if any(merge):
-        digest.update(f"merge{merge}".encode())
-    for key, value in sorted(model.state_dict().items()):
-        digest.update(f"{key}{tuple(value.shape)}".encode())
-        digest.update(value.detach().float().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    weights = sorted(model.state_dict().items())
+    return hash_weights(model.config, ((key, value.detach().float().cpu().numpy()) for key, value in weights))

@@ -38,15 +38,17 @@ def paired_change(ours: ArrayLike, theirs: ArrayLike) -> Interval:
     return Interval(mean=(up - down) / total, lowest=max(-1.0, centre - reach), highest=min(1.0, centre + reach))
 
 
-def mean_interval(values: ArrayLike) -> Interval:
+def mean_interval(values: ArrayLike, errors: float = LIKELY) -> Interval:
     """The mean of independent values with a normal interval: (N,). The interval of one value is infinite.
+
+    For few values, ``errors`` is the quantile of Student's distribution, in standard errors.
 
     For the difference of two models or conditions, give the differences on the same images: images that both have right
     or both have wrong do not widen the interval.
     """
     array = np.asarray(values, np.float64)
     mean = float(array.mean())
-    reach = LIKELY * float(array.std(ddof=1)) / len(array) ** 0.5 if len(array) > 1 else float("inf")
+    reach = errors * float(array.std(ddof=1)) / len(array) ** 0.5 if len(array) > 1 else float("inf")
     return Interval(mean=mean, lowest=mean - reach, highest=mean + reach)
 
 

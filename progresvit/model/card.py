@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from progresvit.io.parse import count_of
 from progresvit.model.interface import RoundModel
 
+GENERATED = "Weights (SHA-256): "
+"""Begins a line of the cards that a training writes. It tells the cards of other weights, and cards written by hand."""
+CARD_NAME = "MODEL"
+"""The model in the code of such a card, which knows no hub id."""
 _PIPELINES = {"classification": "image-classification", "segmentation": "image-segmentation"}
 _ENGINES = {"classification": "Engine", "segmentation": "SegmentationEngine"}
 

@@ -30,7 +30,7 @@ from progresvit.io.model_folder import (
     refuse_pickle,
 )
 from progresvit.io.weights import read_safetensors, weights_hash, write_safetensors
-from progresvit.model.card import make_card
+from progresvit.model.card import CARD_NAME, GENERATED, make_card
 from progresvit.model.interface import RoundModel
 from progresvit.model.registry import build, model_class, read_config
 
@@ -110,7 +110,7 @@ def push_to_hub(model: RoundModel | Source, repo_id: str, *, private: bool = Fal
     Args:
         model: A model folder (or the name of a bundled model), whose card, settings and budgets are uploaded with
             config and weights; or a model in memory, which has only these two. A repository without a card gets a
-            short one.
+            short one, or the card that the training wrote; a card on the hub is replaced by one written by hand only.
         repo_id: The hub id. The repository is created if it does not exist.
         private: Whether a new repository is private.
         token: Access token of the hub; by default the one that ``hf auth login`` stored.
@@ -131,9 +131,15 @@ def push_to_hub(model: RoundModel | Source, repo_id: str, *, private: bool = Fal
             save(model, staged)
         api = HfApi(token=token, library_name="progresvit")
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        if not (staged / CARD_FILE).exists() and not api.file_exists(repo_id, CARD_FILE):
+        card = staged / CARD_FILE
+        text = card.read_text(encoding="utf-8", errors="replace") if card.exists() else ""
+        if (not text or GENERATED in text) and api.file_exists(repo_id, CARD_FILE):
+            card.unlink(missing_ok=True)  # the repository keeps its own
+        elif GENERATED in text:
+            card.write_text(text.replace(f'"{CARD_NAME}"', f'"{repo_id}"'), encoding="utf-8")
+        elif not text:
             settings = sorted(path.stem for path in (staged / SETTINGS).glob("*.json"))
-            (staged / CARD_FILE).write_text(make_card(model, repo_id, settings), encoding="utf-8")
+            card.write_text(make_card(model, repo_id, settings), encoding="utf-8")
         message = f"Upload {type(model).__name__} model"
         commit = api.upload_folder(repo_id=repo_id, folder_path=staged, commit_message=message)
     return str(commit.commit_url)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 KINDS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM", b"II*\x00", b"MM\x00*")
 """First bytes of JPEG, PNG, GIF, BMP and TIFF files."""
 READ_AHEAD = 1024
-"""Requests are read up to twice the limit of the queue plus this number, within ``Limits.memory``."""
+"""Requests are read up to twice ``Limits.pending`` plus this number, within ``Limits.memory``."""
 SLOW_IMAGES = 4
 """Slow images wait until they have this many times the pixels of the largest image. A request has one at a time."""
 MOST_AUDITS = 16
@@ -165,7 +165,7 @@ class Service:
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down.", {"Connection": "close"})
         self._check_capacity()
         intake = self.intake
-        if intake.requests >= 2 * self.queue_limit + READ_AHEAD:
+        if intake.requests >= 2 * self.limits.pending + READ_AHEAD:
             raise self._full()
         intake.requests += 1
         request = 0

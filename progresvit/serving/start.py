@@ -86,6 +86,8 @@ def make_server(
         options = EngineOptions.merge(options, keywords)
         options = replace(options, max_pixels=options.max_pixels or MOST_PIXELS)
         sources = [open_source(path, options.backend) for path in models]
+        if options.top_k > max(source.config.num_classes for source in sources):
+            raise ValueError(f"top_k={options.top_k} is more than the classes of any model; pass a smaller one.")
         engines = [_engine(source, threshold, options) for source in sources]
         intake = Intake(engines, limits)
         stack.callback(intake.decoder.close)
@@ -137,7 +139,7 @@ def _engine(source: ModelSource, threshold: ThresholdLike | None, options: Engin
 
 def with_candidates(options: EngineOptions, source: ModelSource) -> EngineOptions:
     """The options with as many classes as a request may ask for: ``TOP``, or ``top_k`` if that is more."""
-    return replace(options, top_k=max(options.top_k, min(TOP, source.config.num_classes)))
+    return replace(options, top_k=min(max(options.top_k, TOP), source.config.num_classes))
 
 
 def _service(engine: Engine, name: str, intake: Intake, *, audit_rate: float, top_k: int) -> Service:
@@ -146,7 +148,7 @@ def _service(engine: Engine, name: str, intake: Intake, *, audit_rate: float, to
     engine.observe(metrics)
     is_routed = not engine.policy.routers and len(engine.gmacs) > 1  # by thresholds
     audit = Audit(limit=limit_of(engine.setting), rate=audit_rate) if is_routed and audit_rate > 0 else None
-    return Service(engine, name, metrics, audit=audit, intake=intake, top_k=top_k)
+    return Service(engine, name, metrics, audit=audit, intake=intake, top_k=min(top_k, engine.top_k))
 
 
 def _page(source: ModelSource, service: Service) -> APIRouter | None:

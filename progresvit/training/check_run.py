@@ -78,7 +78,7 @@ def _start_problems(recipe: Recipe, task: Task) -> Iterator[str]:
     try:
         check_start(model.start)
     except ValueError as error:
-        if task.needs_start or model.fields.get("frozen", model.kind == "early_exit"):
+        if task.needs_start or model.is_of_start or model.fields.get("frozen", model.kind == "early_exit"):
             yield str(error)
         else:
             quiet = " and model.start_fusion=paper" if model.start_fusion == "quiet" else ""

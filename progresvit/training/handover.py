@@ -10,7 +10,7 @@ from progresvit.io.files import replace_file
 from progresvit.io.model_folder import CARD_FILE
 from progresvit.io.parse import count_of
 from progresvit.io.weights import weights_hash
-from progresvit.model.card import make_card
+from progresvit.model.card import CARD_NAME, GENERATED, make_card
 from progresvit.model.interface import RoundModel
 from progresvit.model.registry import DEFAULT_KIND
 from progresvit.routing.settings import Setting, expected_results, load_setting, now, setting_path
@@ -18,14 +18,12 @@ from progresvit.training.tasks.task import Task
 
 ACCURACIES = ("top1", "miou", "pixel_accuracy")
 """The accuracies of a near-lossless point that a setting shows, as far as a task measures them."""
-_HASH = "Weights (SHA-256): "
-"""Begins the line of a card by which a card of other weights is known."""
 
 
 def hand_over(
     folder: Path, model: RoundModel, task: Task, values: Mapping[str, Any], *, data: str, precision: str
-) -> Setting | None:
-    """Write the default setting and the card of a model that was just validated. Returns the setting, if there is one.
+) -> None:
+    """Write the default setting and the card of a model that was just validated.
 
     Files for the same weights stay as they are: they may have been calibrated or edited since.
 
@@ -48,11 +46,10 @@ def hand_over(
             path.parent.mkdir(exist_ok=True)
             setting.save(path)
     card = folder / CARD_FILE
-    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else _HASH
-    if _HASH in text and f"{_HASH}`{weights_sha256}`" not in text:
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else GENERATED
+    if GENERATED in text and f"{GENERATED}`{weights_sha256}`" not in text:
         about = describe(task, values, setting, weights_sha256)
-        replace_file(card, make_card(model, "MODEL", title=folder.resolve().parent.name, about=about))
-    return setting
+        replace_file(card, make_card(model, CARD_NAME, title=folder.resolve().parent.name, about=about))
 
 
 def validation_setting(
@@ -95,7 +92,7 @@ def describe(task: Task, values: Mapping[str, Any], setting: Setting | None, wei
             f"{setting.evidence}. `progresvit info MODEL` shows the settings as they are now.",
             "",
         ]
-    return [*lines, f"{_HASH}`{weights_sha256}`", ""]
+    return [*lines, f"{GENERATED}`{weights_sha256}`", ""]
 
 
 def _read(path: Path) -> Setting | None:

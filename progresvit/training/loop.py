@@ -23,7 +23,7 @@ from progresvit.distributed import Processes
 from progresvit.io.lock import FolderLock
 from progresvit.io.parse import count_of, printable
 from progresvit.model.interface import RoundModel
-from progresvit.routing.settings import Setting
+from progresvit.routing.settings import default_setting
 from progresvit.training.build import build_model, start_model
 from progresvit.training.check_run import check_run_options
 from progresvit.training.handover import hand_over
@@ -273,11 +273,11 @@ class Loop:
         if self.splits.train.drawn_from is not None:
             save_training_list(folder, training)
 
-    def _hand_over(self, folder: Path, model: RoundModel, task: Task) -> Setting | None:
+    def _hand_over(self, folder: Path, model: RoundModel, task: Task) -> None:
         """The default setting and the card of the model that was validated last."""
         recipe, values = self.recipe, self.state.history[-1]
         data = f"{self.source} ({recipe.data.val})"
-        return hand_over(folder, model, task, values, data=data, precision=recipe.run.precision)
+        hand_over(folder, model, task, values, data=data, precision=recipe.run.precision)
 
     def _stops_early(self) -> bool:
         """Whether the last ``run.patience`` evaluations were not better. Checkpoints contain all evaluations."""
@@ -323,7 +323,8 @@ class Loop:
             for kept in (self.out / "model", self.out / "best"):
                 if kept.is_dir():
                     self._save_splits(kept)
-            setting = self._hand_over(self.out / "model", model, task) if self.state.history else None
+            if self.state.history:
+                self._hand_over(self.out / "model", model, task)
             self.logger.end_bar()
             summary = f" ({task.summarize(self.state.history[-1])})" if self.state.history else ""
             self.logger.say(f"the model is in {self.out / 'model'}{summary}")
@@ -334,10 +335,11 @@ class Loop:
                     f"{self.out / 'best'}"
                 )
             folder = self.model_to_use
-            if setting is not None:
+            if (setting := default_setting(folder)) is not None:
+                limits = setting.threshold if isinstance(setting.threshold, tuple) else (setting.threshold,)
+                shown = ", ".join(f"{limit:.4f}" for limit in limits)
                 self.logger.say(
-                    f"its default threshold is {setting.threshold:.4f}, {setting.evidence}; progresvit calibrate makes "
-                    "others"
+                    f"its default threshold is {shown}, {setting.evidence}; progresvit calibrate makes others"
                 )
             options = f", with {task.evaluate_options}" if task.evaluate_options else ""
             self.logger.say(f"next: progresvit evaluate {folder}{options}")

@@ -10,7 +10,7 @@ import torch
 
 import progresvit
 from progresvit.analysis import worth as worth_module
-from progresvit.analysis.worth import Answers, Worth, cross_fitted_rounds, plain_recipe, worth_lines
+from progresvit.analysis.worth import Answers, Worth, cross_fitted_rounds, plain_recipe, worth_figure, worth_lines
 from progresvit.compute import cumulative_gmacs
 from progresvit.evaluation import read_records
 from progresvit.evaluation.records import split_by_id
@@ -88,6 +88,8 @@ def test_a_comparison_that_was_killed_goes_on_with_what_is_finished(images, opti
         assert run(*words, "--resume").exit_code == 130
     assert (out / "plain.parquet").stat().st_mtime_ns > trained
     assert not (out / "worth.json").exists()
+    lower = ("--resume", "--set", "optimizer.lr=1e-5")
+    refused("plain was trained with another optimizer.lr, 0.0001, so the models would", *words, *lower)
     for module, name in ((TrainingStep, "__call__"), (worth_module, "evaluate")):  # both are finished
         monkeypatch.setattr(module, name, kill)
     works(*words, "--resume")
@@ -122,9 +124,9 @@ def test_the_plain_vit_starts_from_the_weights_of_the_last_round():
 def test_the_labels_of_an_image_do_not_choose_its_own_threshold():
     records = make_records(400)
     rounds, half = cross_fitted_rounds(records), split_by_id(records.ids, 0.5, seed=0)
-    for one in (half, ~half):
-        threshold = records.take(one).near_lossless().threshold
-        assert np.array_equal(rounds[~one] == 0, records.exit_scores()[~one, 0] < threshold)
+    for part in (half, ~half):
+        threshold = records.take(part).near_lossless().threshold
+        assert np.array_equal(rounds[~part] == 0, records.exit_scores()[~part, 0] < threshold)
     assert records.take(half).near_lossless().threshold != records.take(~half).near_lossless().threshold
     assert 0 < (rounds == 0).sum() < 400
 
@@ -145,7 +147,7 @@ VERDICTS = (
     "Use the plain ViT for accuracy and the progressive model for speed: the progressive model has 3.0 points lower",
     "No clear difference in top-1 (-1.0 to +3.0 points), and the progressive model has 0.50 times the images/s "
     "(0.30 to 0.70): use the plain ViT if up to 3.0 points lower top-1 is acceptable",
-    "No clear difference in top-1 (-1.0 to +3.0 points) and in images/s (0.90 to 1.30): use either.",
+    "No clear difference in top-1 (-1.0 to +3.0 points) and in images/s (0.90 to 1.30): use either if up to 3.0 points",
     "No clear difference in top-1 (-1.0 to +3.0 points), and the progressive model has 1.50 times the images/s "
     "(1.30 to 1.70): use the progressive model if up to 1.0 points lower top-1 is acceptable",
     "Use the progressive model for accuracy and the plain ViT for speed: the progressive model has 3.0 points higher",
@@ -164,7 +166,9 @@ def test_the_verdict_claims_no_difference_that_its_interval_does_not_show(change
 
 
 def test_unequal_training_compute_is_reported():
-    assert "the plain ViT had -23%" in "\n".join(worth_lines(made(EQUAL, FASTER, (0.77, 1.0))))
+    unequal = made(EQUAL, FASTER, (0.77, 1.0))
+    assert "not equal (-23% training compute of the plain ViT)" in "\n".join(worth_lines(unequal))
+    assert "at -23% training compute" in " ".join(worth_figure(unequal)._suptitle.get_text().split())
     assert "training compute" not in "\n".join(worth_lines(made(EQUAL, FASTER, (1.02, 1.0))))
 
 
@@ -184,6 +188,8 @@ def test_bad_input_is_refused_before_anything_is_written(images, tmp_path):
         "model.fields={rounds: [{resolution: 224, heads: 3}]}",
     )
     refused("unknown key", *worth, "--set", "schedule.epoch=2")
+    refused("for task=supervised", *worth, "--set", 'optimizer.freeze=["blocks.*"]')
+    refused("the data has 3 classes and the model 5; leave out", *worth, "--set", "model.num_classes=5")
     assert not out.exists()
     refused("holds other files and no comparison; name a new folder", "worth", images, "--out", images)
     refused("is a file; name a folder", "worth", images, "--out", images / "bella" / "0.png")

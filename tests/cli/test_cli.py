@@ -182,7 +182,7 @@ def test_train_is_refused_in_one_line_when_it_cannot_start(digits, tmp_path):
         (("192_240", "--data", digits, *out, "--set", "data.mode=in_memory", "--set", "optimizer.batch=8",
           "--set", "model.start=null", "--set", "augment.rand_augment=rand-m9-t3a"), "data.mode=loader"),
         (("192_240", "--data", digits, *out, "--set", "data.decode=gpu", "--set", "optimizer.batch=8",
-          "--set", "model.start=null"), "decode=gpu is not possible here"),
+          "--set", "model.start=null"), "use --set data.decode=cpu"),
     ):  # fmt: skip
         refused(remedy, "train", *arguments)
     assert not (tmp_path / "out").exists()  # a run that could not start leaves nothing behind

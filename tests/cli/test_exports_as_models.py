@@ -271,8 +271,9 @@ def test_bench_measures_an_export_in_the_engine(exported, int8, monkeypatch):
         (exported, ("--backend", "openvino"), "engine, openvino", "fp32"),
         (int8, ("--threshold", "inf"), "engine, onnxruntime", "int8"),
     ):
-        (row,) = json.loads(works("bench", model, *quick, *options, "--json"))["rows"]
+        row, every = json.loads(works("bench", model, *quick, *options, "--json"))["rows"]
         assert (row["name"], row["precision"]) == (name, precision)
+        assert (every["name"], every["exit_shares"]) == ("engine, all rounds", [0, 1])
         assert row["images_per_s"] > 0
     assert "engine, onnxruntime" in works("bench", exported, *quick, "--threshold", "drop-1")
 

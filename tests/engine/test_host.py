@@ -53,4 +53,6 @@ def test_the_host_of_the_guide_takes_images_of_any_shape_and_a_threshold_for_eac
     thresholds = (float(np.median(entropies)), 0.0)
     export(model, tmp_path / "exported", threshold=thresholds)
     assert check_host(tmp_path / "exported", model, thresholds, paths, tmp_path) == {1, 3}
+    export(model, tmp_path / "without")
+    assert check_host(tmp_path / "without", model, 0.0, paths[:1], tmp_path) == {3}
     assert CONFIGS["three rounds"].labels is None

@@ -52,7 +52,7 @@ def run(model, data, out, how=evaluate, **source):
     ("folder", "split"),
     [
         *(("", "train"), ("train", "."), ("", "Training"), ("", "train/day"), ("", "train2017")),
-        *(("my_train_images", "."), ("train/day", ".")),
+        ("my_train_images", "."),
     ],
 )
 def test_records_of_a_training_split_certify_nothing(model, digits, tmp_path, folder, split):

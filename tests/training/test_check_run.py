@@ -72,8 +72,8 @@ def test_the_command_refuses_before_it_opens_the_data_and_writes_nothing(tmp_pat
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: run.compile needs a C++ compiler on a CPU, and there is no ")
-    assert "run.cuda_graphs needs a GPU; set --set run.cuda_graphs=false." in line
-    assert "or set --set model.start=FILE to a file of them." in line
+    assert "run.cuda_graphs needs a GPU; use --set run.cuda_graphs=false." in line
+    assert "or use --set model.start=FILE to a file of them." in line
     assert "there is no data" not in line
     assert not out.exists()
 

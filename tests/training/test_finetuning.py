@@ -44,7 +44,7 @@ def test_a_run_is_never_all_warm_up(epochs, warmup, expected):
 def test_a_shorter_warm_up_is_reported_and_reaches_the_full_rate(digits, tmp_path, capsys):
     schedule = {"epochs": 2, "cooldown": 0, "warmup": 5, "warmup_lr": 1e-6}
     run(recipe(schedule=schedule, run={"log_every": 3}), digits, tmp_path)
-    assert "schedule.warmup: using 1 epochs, not 5, because there are only 2" in capsys.readouterr().err
+    assert "schedule.warmup: using 1 epoch, not 5, because there are only 2" in capsys.readouterr().err
     rates = [lr for _, _, lr in losses(tmp_path)]
     assert rates[0] == pytest.approx(1e-6)
     assert rates[-1] > 1e-4

@@ -81,7 +81,7 @@ def test_without_a_setting_every_round_runs_with_a_note_and_a_setting_of_other_w
     path.parent.mkdir()
     setting_of(model, weights_sha256="other", rule="near-lossless", threshold=0.3).save(path)
     before = path.read_bytes()
-    refused(f"the default setting, {path}, was calibrated for a model with other weights", "classify", "--samples",
+    refused(f"the default setting of {folder} was calibrated for a model with other weights", "classify", "--samples",
             "--model", folder)  # fmt: skip
     refused("give the number itself as the threshold: 0.3", "classify", "--samples", "--model", folder)
     refused("the setting near-lossless was calibrated for a model with other weights", "classify", "--samples",
