@@ -2,8 +2,8 @@
 
     python docs/draw_screenshot.py
 
-Needs chromium and playwright, which the extra dev contains. The image is in the public domain; its author is named in
-progresvit/samples/CREDITS.md.
+Needs chromium, and playwright from the extra dev. The page shows the sample images, whose authors and licences
+progresvit/samples/CREDITS.md names.
 """
 
 from __future__ import annotations

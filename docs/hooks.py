@@ -32,8 +32,8 @@ OPENING = """
 <img class="screenshot" alt="The server's page: an image exits after round 1"
   src="docs/figures/page_dark.webp#only-dark">
 
-`progresvit serve` shows what each round sees and where an image exits at a threshold. The photograph is one of the
-[sample images](progresvit/samples/CREDITS.md) of the package.
+`progresvit serve` shows what each round sees and where an image exits at a threshold. The photographs are the
+[sample images](progresvit/samples/CREDITS.md) of the package, with their authors and licences.
 
 """
 """Follows the first paragraph of README.md."""
