@@ -23,6 +23,7 @@ from progresvit.data.evaluation_batches import numbered_batches
 from progresvit.data.transforms import NamedTransform
 from progresvit.evaluation.answers import RoutedAnswers
 from progresvit.evaluation.source import DataSource
+from progresvit.io.parse import count_of
 from progresvit.plots import COLOURS, DPI, WIDTH, blank_figure, in_lines, shorten
 
 if TYPE_CHECKING:
@@ -132,7 +133,11 @@ def gallery_figure(gallery: Gallery) -> Figure:
     total = 0.6 + height * lines
     figure = blank_figure(height=total, layout=None)
     wrong, images = len(gallery.answers.errors), len(gallery.answers.records)
-    which = f"The {len(rows)} most confident of {wrong:,} errors" if len(rows) < wrong else f"All {wrong:,} errors"
+    which = (
+        f"The {len(rows)} most confident of {wrong:,} errors"
+        if len(rows) < wrong
+        else f"All {count_of(wrong, 'error', ',')}"
+    )
     title = in_lines(f"{which} on {images:,} images: class, then the answer of each round")
     figure.suptitle(title, fontsize=11, y=1 - 0.08 / total, va="top")
     for place, row in enumerate(rows):

@@ -111,7 +111,7 @@ class Worth:
         """The training compute of the plain ViT, relative to the progressive model's."""
         plain, progressive = (own.training_tmacs for own in list(self.answers.values())[:2])
         change = plain / progressive - 1
-        return EQUAL if abs(change) <= TOLERANCE else f"{change:+.0%} training compute of the plain ViT"
+        return EQUAL if abs(change) <= TOLERANCE else f"{1 + change:.0%} of the compute for the plain ViT"
 
     @property
     def verdict(self) -> str:
@@ -120,20 +120,20 @@ class Worth:
         better = int(top1.lowest > 0) - int(top1.highest < 0)
         faster = int(speed.lowest > 1) - int(speed.highest < 1)
         points = f"({100 * top1.lowest:+.1f} to {100 * top1.highest:+.1f} points)"
+        equal = f"No clear difference in top-1 on {self.images} images: {100 * top1.mean:+.1f} points {points}"
         rates = f"({speed.lowest:.2f} to {speed.highest:.2f})"
         accuracy = f"{abs(100 * top1.mean):.1f} points {'higher' if better > 0 else 'lower'} top-1 {points}"
         pace = f"{speed.mean:.2f} times the images/s {rates}" if faster else f"no clear difference in images/s {rates}"
         if not better and not faster:
             return (
-                f"No clear difference in top-1 {points} and in images/s {rates}: use either if up to "
-                f"{100 * max(-top1.lowest, top1.highest):.1f} points lower top-1 are acceptable; more held-out images "
-                "narrow this range."
+                f"{equal}, and none in images/s {rates}: use either, but top-1 may differ by up to "
+                f"{100 * max(-top1.lowest, top1.highest):.1f} points on other images; more held-out images narrow this range."
             )
         if not better:  # the choice rests on the speed alone
             use, loss = ("progressive model", -top1.lowest) if faster > 0 else ("plain ViT", top1.highest)
             return (
-                f"No clear difference in top-1 {points}, and the progressive model has {pace}: use the {use} if up to "
-                f"{100 * loss:.1f} points lower top-1 is acceptable; more held-out images narrow this range."
+                f"{equal}, and the progressive model has {pace}: use the {use} for its speed, but its top-1 may be up to "
+                f"{100 * loss:.1f} points lower on other images; more held-out images narrow this range."
             )
         if better * faster < 0:
             accurate, fast = ("progressive model", "plain ViT") if better > 0 else ("plain ViT", "progressive model")

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 RULES = ("near_lossless", "budget_gmacs", "exit_share", "max_drop", "budgets")
 FOR_CLASSIFICATION = ("budgets", "router", "unlabelled", "max_error", "per_round", "ood_share", "entropies")
+FEW = 300
+"""Images below which a near-lossless threshold gets a note: one image is more than ten times its tolerance."""
 CERTIFIED = {
     "labelled": "drop in accuracy",
     "unlabelled": "share of answers that differ from the full path's",
@@ -299,6 +301,13 @@ def _report(setting: Setting) -> None:
         f"({expected['convention']} convention), {expected['saving']:.1%} saved{accuracy}"
     )
     from progresvit.evaluation.per_round import OTHER_HALF
+
+    if setting.rule == "near-lossless" and setting.n < FEW:
+        output.echo(
+            f"note: chosen on {output.count_images(setting.n)}, which is few: top-1 may drop on others. --exit-share "
+            "needs no labels, and --max-drop certifies a bound.",
+            err=True,
+        )
 
     if (other := expected.get(OTHER_HALF)) is not None:
         output.echo(

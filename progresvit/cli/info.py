@@ -202,7 +202,8 @@ def _describe_settings(
         about = {key: getattr(setting, key) for key in ("rule", "threshold", "n", "chosen_on", "data", "date")}
         others = weights_sha256 not in (None, setting.weights_sha256)
         note = "the setting is for other weights." if others else setting.caveat(**used)  # type: ignore[arg-type]
-        described.append({**row, **about, "certified": setting.is_certified, "note": note})
+        withheld = setting.withheld or None
+        described.append({**row, **about, "certified": setting.is_certified, "withheld": withheld, "note": note})
     return described
 
 
@@ -221,7 +222,8 @@ def _settings_table(settings: Sequence[Mapping[str, Any]]) -> Table:
     for setting in settings:
         rule = "certified" if setting.get("certified") else setting.get("rule")
         images = f"{setting['n']} validation" if setting.get("chosen_on") else setting.get("n")
-        note = " ".join(text for text in ("default" if setting["default"] else "", setting["note"]) if text)
+        withheld = f"withholds: {limits}." if (limits := setting.get("withheld")) else ""
+        note = " ".join(text for text in ("default" if setting["default"] else "", withheld, setting["note"]) if text)
         rows.append({**setting, "rule": rule, "images": images, "date": setting.get("date", "")[:16], "note": note})
     return Table("Settings", columns, [{column.key: row.get(column.key) for column in columns} for row in rows])
 

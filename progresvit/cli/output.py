@@ -218,6 +218,8 @@ def report_setting(setting: Setting | None, thresholds: Sequence[float]) -> None
         echo(f"τ = {limits}, {setting.evidence}{average}")
     else:
         echo(f"τ = {limits}, calibrated by the rule {setting.rule} on {count_of(setting.n, 'image')}{average}")
+    if setting.withheld:
+        echo(f"withheld: {setting.withheld}")
 
 
 def round_accuracies(correct: NDArray[np.bool_]) -> str:

@@ -149,6 +149,7 @@ class Engine:
     def __repr__(self) -> str:
         thresholds = ", ".join(f"{threshold:.4g}" for threshold in self.policy.thresholds)
         rule = "" if self.setting is None else f" ({'certified' if self.setting.is_certified else self.setting.rule})"
+        rule += ", withholds answers" if self.setting is not None and self.setting.withheld else ""
         device = getattr(self.rounds, "device", "cpu")  # graphs run there
         return (
             f"<Engine {self._source.name}: {self.backend} on {device}, {self.precision}, "

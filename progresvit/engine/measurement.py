@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from progresvit.distributed import processor_name
+from progresvit.io.parse import count_of
 
 
 class Measurement:
@@ -160,7 +161,7 @@ def hardware(device: str) -> str:
     """The name of the GPU, or of the CPU with the number of torch's threads."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
-    return f"{processor_name()}, {torch.get_num_threads()} threads"
+    return f"{processor_name()}, {count_of(torch.get_num_threads(), 'thread')}"
 
 
 def _peak_resident_bytes() -> int:

@@ -180,6 +180,13 @@ class Setting(Calibrated):
         images = "image" if self.chosen_on is None else "validation image"
         return f"{self.rule} on {count_of(self.n, images)}, not certified"
 
+    @property
+    def withheld(self) -> str:
+        """Which answers are withheld: ``entropy of 0.97 or more, energy below 8.55``; empty for none."""
+        limits = [] if self.abstain is None else [f"entropy of {self.abstain:.3g} or more"]
+        limits += [] if self.ood is None else [f"{self.ood.score} below {self.ood.limit:.3g}"]
+        return ", ".join(limits)
+
     def check_weights(self, weights_sha256: str, name: str = "the setting") -> None:
         """Refuse a model with other weights than the setting was calibrated for. ``name`` begins the error.
 

@@ -120,6 +120,8 @@ class RequestedOutput(BaseModel):
 class InferRequest(BaseModel):
     """Image files, and what the client wants to know about them."""
 
+    model_config = ConfigDict(extra="forbid")
+
     id: str | None = Field(None, description="id must be a string.")
     inputs: list[ImageTensor] = Field(
         min_length=1, max_length=1, description="inputs must be a list with one tensor, image."

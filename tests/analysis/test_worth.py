@@ -145,11 +145,12 @@ VERDICTS = (
     "Use the plain ViT: the progressive model has 3.0 points lower top-1 (-5.0 to -1.0 points) and 0.50 times",
     "Use the plain ViT: the progressive model has 3.0 points lower top-1 (-5.0 to -1.0 points) and no clear difference",
     "Use the plain ViT for accuracy and the progressive model for speed: the progressive model has 3.0 points lower",
-    "No clear difference in top-1 (-1.0 to +3.0 points), and the progressive model has 0.50 times the images/s "
-    "(0.30 to 0.70): use the plain ViT if up to 3.0 points lower top-1 is acceptable",
-    "No clear difference in top-1 (-1.0 to +3.0 points) and in images/s (0.90 to 1.30): use either if up to 3.0 points",
-    "No clear difference in top-1 (-1.0 to +3.0 points), and the progressive model has 1.50 times the images/s "
-    "(1.30 to 1.70): use the progressive model if up to 1.0 points lower top-1 is acceptable",
+    "No clear difference in top-1 on 100 images: +1.0 points (-1.0 to +3.0 points), and the progressive model has 0.50 "
+    "times the images/s (0.30 to 0.70): use the plain ViT for its speed, but its top-1 may be up to 3.0 points lower",
+    "No clear difference in top-1 on 100 images: +1.0 points (-1.0 to +3.0 points), and none in images/s (0.90 to 1.30): "
+    "use either, but top-1 may differ by up to 3.0 points",
+    "No clear difference in top-1 on 100 images: +1.0 points (-1.0 to +3.0 points), and the progressive model has 1.50 "
+    "times the images/s (1.30 to 1.70): use the progressive model for its speed, but its top-1 may be up to 1.0 points",
     "Use the progressive model for accuracy and the plain ViT for speed: the progressive model has 3.0 points higher",
     "Use the progressive model: the progressive model has 3.0 points higher top-1 (+1.0 to +5.0 points) and no clear",
     "Use the progressive model: the progressive model has 3.0 points higher top-1 (+1.0 to +5.0 points) and 1.50 times",
@@ -167,8 +168,8 @@ def test_the_verdict_claims_no_difference_that_its_interval_does_not_show(change
 
 def test_unequal_training_compute_is_reported():
     unequal = made(EQUAL, FASTER, (0.77, 1.0))
-    assert "not equal (-23% training compute of the plain ViT)" in "\n".join(worth_lines(unequal))
-    assert "at -23% training compute" in " ".join(worth_figure(unequal)._suptitle.get_text().split())
+    assert "not equal (77% of the compute for the plain ViT)" in "\n".join(worth_lines(unequal))
+    assert "at 77% of the compute" in " ".join(worth_figure(unequal)._suptitle.get_text().split())
     assert "training compute" not in "\n".join(worth_lines(made(EQUAL, FASTER, (1.02, 1.0))))
 
 

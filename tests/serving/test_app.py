@@ -317,6 +317,9 @@ WRONG = {
     ],
     "timeout must be a number above 0.": [{**with_tensor(), "parameters": {"timeout": 0}}],
     "parameters must be a JSON object.": [{**with_tensor(), "parameters": 3}],
+    "unknown parameter; the parameters are id, inputs, outputs, parameters.": [
+        {**with_tensor(), "paramters": {"threshold": 0.5}},
+    ],
     "unknown parameter; the parameters are threshold, timeout.": [
         {**with_tensor(), "parameters": {"treshold": 0.5}}, {**with_tensor(), "parameters": {"top_k": 1}},
     ],

@@ -128,7 +128,7 @@ function renderRound(s, exit) {
   if (s >= rounds.length) verdict.textContent = "";
   else if (entropy === null) verdict.textContent = "not finite";
   else if (state === "withheld") verdict.textContent = `withheld: ${withholding(rounds[s])[1]}`;
-  else if (isLast) verdict.textContent = "the last round always answers";
+  else if (isLast) verdict.textContent = "the last round";
   else verdict.textContent = `${entropy < tau ? "below" : "not below"} τ = ${tau.toFixed(3)}`;
 }
 
@@ -265,6 +265,7 @@ async function run(file) {
   const control = new AbortController();
   [running, rounds, failed] = [control, [], false];
   showPreview(file);
+  if (matchMedia("(max-width: 800px)").matches) byId("answer").closest("section").scrollIntoView();
   model.rounds.forEach((_, s) => fillRound(s, null));
   byId("status").textContent = `Running ${file.name || "the image"}.`;
   render();
