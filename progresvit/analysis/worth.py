@@ -127,13 +127,14 @@ class Worth:
         if not better and not faster:
             return (
                 f"{equal}, and none in images/s {rates}: use either, but top-1 may differ by up to "
-                f"{100 * max(-top1.lowest, top1.highest):.1f} points on other images; more held-out images narrow this range."
+                f"{100 * max(-top1.lowest, top1.highest):.1f} points on other images; more held-out images narrow "
+                "this range."
             )
         if not better:  # the choice rests on the speed alone
             use, loss = ("progressive model", -top1.lowest) if faster > 0 else ("plain ViT", top1.highest)
             return (
-                f"{equal}, and the progressive model has {pace}: use the {use} for its speed, but its top-1 may be up to "
-                f"{100 * loss:.1f} points lower on other images; more held-out images narrow this range."
+                f"{equal}, and the progressive model has {pace}: use the {use} for its speed, but its top-1 may be up "
+                f"to {100 * loss:.1f} points lower on other images; more held-out images narrow this range."
             )
         if better * faster < 0:
             accurate, fast = ("progressive model", "plain ViT") if better > 0 else ("plain ViT", "progressive model")

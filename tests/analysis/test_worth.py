@@ -147,8 +147,8 @@ VERDICTS = (
     "Use the plain ViT for accuracy and the progressive model for speed: the progressive model has 3.0 points lower",
     "No clear difference in top-1 on 100 images: +1.0 points (-1.0 to +3.0 points), and the progressive model has 0.50 "
     "times the images/s (0.30 to 0.70): use the plain ViT for its speed, but its top-1 may be up to 3.0 points lower",
-    "No clear difference in top-1 on 100 images: +1.0 points (-1.0 to +3.0 points), and none in images/s (0.90 to 1.30): "
-    "use either, but top-1 may differ by up to 3.0 points",
+    "No clear difference in top-1 on 100 images: +1.0 points (-1.0 to +3.0 points), and none in images/s "
+    "(0.90 to 1.30): use either, but top-1 may differ by up to 3.0 points",
     "No clear difference in top-1 on 100 images: +1.0 points (-1.0 to +3.0 points), and the progressive model has 1.50 "
     "times the images/s (1.30 to 1.70): use the progressive model for its speed, but its top-1 may be up to 1.0 points",
     "Use the progressive model for accuracy and the plain ViT for speed: the progressive model has 3.0 points higher",
