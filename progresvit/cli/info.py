@@ -1,4 +1,4 @@
-"""``progresvit info``: rounds, parameters, compute and settings of a model. Without settings it needs no torch."""
+"""``progresvit info``: rounds, parameters, compute and settings of a model. A ProgResViT is described without torch."""
 
 from __future__ import annotations
 

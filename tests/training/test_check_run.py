@@ -46,9 +46,9 @@ def test_every_recipe_can_run_on_a_bare_machine_or_names_the_keys_that_make_it(n
     weights = tmp_path / "FILE.safetensors"
     shutil.copy(bundled_folder() / "model.safetensors", weights)
     problems = check(name)
-    told = {key: str(weights) if value == "FILE" else value for key, value in KEY.findall(problems)}
-    assert bool(problems) == bool(told), problems
-    assert check(name, [f"{key}={value}" for key, value in told.items()]) == ""
+    keys = {key: str(weights) if value == "FILE" else value for key, value in KEY.findall(problems)}
+    assert bool(problems) == bool(keys), problems
+    assert check(name, [f"{key}={value}" for key, value in keys.items()]) == ""
     runs_here = ("own_images", "own_masks", "digits", "dino_192_240", "dino_small_224", "dino_small_240")
     assert (name in runs_here) == (not problems), problems
 
