@@ -51,7 +51,7 @@ def test_by_default_from_all_to_none_of_the_images_continue(small_model, sample)
     assert (result.points[0].threshold, result.points[-1].threshold) == ((0.0,), (math.inf,))
     assert all(point.images_per_s > 0 for point in result.points)
     assert (result.images, result.precision, result.batch) == (IMAGES, "fp32", 8)
-    assert "threads" in result.hardware
+    assert "thread" in result.hardware
 
 
 def test_accuracy_equals_the_model_routed_by_the_threshold(small_model, sample):
