@@ -91,6 +91,7 @@ def test_captions_of_thumbnails_shrink_with_them():
     assert panels[1].xaxis.label.get_fontsize() > 8 * COLUMN / width
 
 
+@pytest.mark.long
 def test_a_png_keeps_the_colours_of_the_style_and_its_text_in_fewer_bytes():
     pixels = np.random.default_rng(0).integers(0, 256, (400, 400, 3), dtype=np.uint8)  # a photograph
     pixels[:20], pixels[20:22] = 255, (0, 158, 115)  # the page, and a mark in one of the colours

@@ -54,7 +54,7 @@ def test_a_command_that_fails_is_reported():
         run([sys.executable, "-c", "import nothing_like_it"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_both_cases_are_measured_and_the_export_imports_no_torch(small_model, tmp_path):
     export(small_model, tmp_path / "export", threshold=0.5)
     words = ("--model", "nettewoof-tiny", "--export", str(tmp_path / "export"), "--runs", "1")

@@ -40,7 +40,7 @@ def run(monkeypatch):
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_a_second_run_measures_only_what_is_missing_or_failed(run, tmp_path, device, capsys):
     arguments = ("--device", device, "--out", tmp_path / "run")

@@ -102,6 +102,7 @@ def test_wrong_settings_and_data_are_refused(model, source, tmp_path):
     refused("nowhere", "analyze", "similarity", model, "--data", tmp_path / "nowhere", *out)
 
 
+@pytest.mark.long
 def test_the_report_holds_every_figure_and_says_what_it_skips(model, source, tmp_path, monkeypatch):
     monkeypatch.setattr(throughput, "throughput", partial(throughput.throughput, seconds=0))
     out = tmp_path / "report"

@@ -174,6 +174,7 @@ def test_a_certificate_for_one_backend_does_not_hold_for_another_in_int8(copy_of
     assert "note:" not in works("frontier", records, "--setting", certified)
 
 
+@pytest.mark.long
 def test_openvinos_own_int8_is_measured_on_other_images_than_gave_its_ranges(folder, int8, digits, tmp_path):
     pytest.importorskip("nncf")
     target = tmp_path / "openvino"

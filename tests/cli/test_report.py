@@ -124,7 +124,7 @@ def test_images_in_a_tar_are_found(evaluated, digits, tmp_path):
     assert len(thumbnails(page)) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_earlier_report_is_kept_unless_overwriting_is_asked_for_and_other_files_always(
     evaluated, digits, tmp_path, monkeypatch
 ):

@@ -163,7 +163,7 @@ def many(digits, tmp_path):
 KEEP_ALWAYS = {"progresvit.io.resumable.KEEP_EVERY": 0, "progresvit.evaluation.parts.CHUNK": 40}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_process_that_gets_signals_keeps_its_records(model, many, tmp_path, monkeypatch):
     out, images = tmp_path / "a.parquet", []
     words = ("evaluate", model, "--data", many, "--workers", 0, "--batch", 1, *CPU, "--out")

@@ -163,7 +163,7 @@ predict_files.classify_files(Engine(sys.argv[1], 0.5, batch=3), find_listed(sys.
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_is_killed_again_and_again_ends_with_the_table_of_an_uninterrupted_run(
     small_config, randomize, tmp_path
 ):

@@ -39,7 +39,7 @@ def test_the_host_of_the_guide_answers_as_the_engine(tmp_path):
     assert check_host(tmp_path / "exported", model, 0.5, paths, tmp_path) == {1, 2}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("graphs_once")
 def test_the_host_of_the_guide_takes_images_of_any_shape_and_a_threshold_for_each_round(models, tmp_path):
     model, rng, paths = models["three rounds"], np.random.default_rng(0), []

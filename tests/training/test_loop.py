@@ -118,7 +118,7 @@ def test_other_ways_of_execution_learn_the_same_thing(finished, digits, tmp_path
     assert_close_losses(tmp_path, finished, 0.03)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_compiled_run_learns_the_same_thing(digits, tmp_path):
     """At the full rate from the first step, so that losses and weights follow from the gradients of both rounds."""
     torch.compiler.reset()
