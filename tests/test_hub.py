@@ -11,6 +11,7 @@ import torch
 import progresvit
 from progresvit.baselines.thinkingvit import ThinkingViT
 from progresvit.interop import OFFICIAL_MODELS
+from progresvit.model.card import CARD_NAME, GENERATED, make_card
 from progresvit.routing.metric import OperatingPoint
 from progresvit.routing.settings import Budgets
 from tests.factories import setting_of
@@ -160,6 +161,17 @@ def test_a_generated_card_names_the_settings_and_one_on_the_hub_is_kept(small_mo
     progresvit.push_to_hub(folder, "me/small")
     card = remote.folder("me/small") / "README.md"
     assert "Calibrated settings: near-lossless." in card.read_text()
+    card.write_text("edited on the hub")
+    progresvit.push_to_hub(folder, "me/small")
+    assert card.read_text() == "edited on the hub"
+
+
+def test_a_card_of_a_training_names_the_repository_and_replaces_no_other_card(small_model, tmp_path, remote):
+    folder = saved_with_settings(small_model, tmp_path)
+    (folder / "README.md").write_text(make_card(small_model, CARD_NAME, about=[f"{GENERATED}`0`"]))
+    progresvit.push_to_hub(folder, "me/small")
+    card = remote.folder("me/small") / "README.md"
+    assert 'progresvit.load("me/small")' in card.read_text()
     card.write_text("edited on the hub")
     progresvit.push_to_hub(folder, "me/small")
     assert card.read_text() == "edited on the hub"

@@ -200,6 +200,8 @@ def _model_folder(header: Header) -> tuple[Path | None, str]:
             weights_sha256 = hash_of_folder(folder, read_config(folder))
     except ValueError as error:
         return None, f"the model of these records cannot be read ({error})"
+    if weights_sha256 is None:
+        return None, f"the weights in {folder} are missing or cannot be compared with those of the records"
     if (weights_sha256, graphs_sha256) != (header.weights_sha256, header.graphs_sha256):
         return None, f"{folder} has other weights than the model of these records"
     return folder, ""

@@ -8,6 +8,8 @@ import torch
 
 import progresvit
 from progresvit.evaluation import write_records
+from progresvit.io.weights import weights_hash
+from progresvit.io.weights_hash import hash_of_folder
 from progresvit.routing import load_budgets, load_setting
 from tests.commands import refused, run, works
 from tests.evaluation.made import make_records
@@ -91,3 +93,29 @@ def test_records_of_another_model_are_calibrated_without_writing_to_the_folder(m
     result = run("calibrate", tmp_path / "bundled.parquet", "--exit-share", 0.5)
     assert json.loads(result.stdout)["rule"] == "exit-share"
     assert "note: the model of these records, imagenet-tiny, is a bundled model, so the setting" in result.stderr
+
+
+def test_a_certificate_is_not_replaced_by_a_setting_without_one(model, records):
+    path = model / "settings" / "near-lossless.json"
+    works("calibrate", records, "--max-drop", 0.5, "--out", path)
+    before = path.read_bytes()
+    refused("is certified on 24 images; use --out FILE.json for a setting that is not", "calibrate", records,
+            "--near-lossless")  # fmt: skip
+    assert path.read_bytes() == before
+
+
+def test_records_that_say_little_about_new_images_are_only_printed(model, digits, records, tmp_path):
+    corrupted = tmp_path / "c.parquet"
+    works("evaluate", model, "--data", digits, "--corruption", "fog/5", "--out", corrupted, "--workers", 0,
+          "--device", "cpu")  # fmt: skip
+    assert "records of corrupted images (" in run("calibrate", corrupted, "--near-lossless").stderr
+    (model / "model.safetensors").rename(tmp_path / "model.safetensors")
+    assert "are missing or cannot be compared" in run("calibrate", records, "--near-lossless").stderr
+    assert not (model / "settings").exists()
+
+
+def test_the_hash_of_a_folder_is_that_of_its_model(model):
+    loaded = progresvit.load(model)
+    assert hash_of_folder(model, loaded.config) == weights_hash(loaded)
+    (model / "model.safetensors").write_bytes(b"torn")
+    assert hash_of_folder(model, loaded.config) is None

@@ -105,3 +105,10 @@ def test_the_labels_of_the_bundled_model_name_folders():
 def test_a_folder_that_fits_no_class_or_two_is_refused_with_what_to_do(folders, match):
     with pytest.raises(ValueError, match=match):
         class_numbers(folders, LABELLED)
+
+
+def test_an_exact_label_wins_over_one_that_is_alike():
+    languages = preset("progresvit_tiny_160_224", num_classes=2, labels=("c", "c++"))
+    assert class_numbers(["c++", "c"], languages) == [1, 0]
+    signs = preset("progresvit_tiny_160_224", num_classes=2, labels=("+", "-"))
+    assert class_numbers(["-", "+"], signs) == [1, 0]

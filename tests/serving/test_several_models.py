@@ -112,6 +112,11 @@ def test_names_and_settings_must_fit_every_model(words, message):
     refused(message, "serve", *words)
 
 
+def test_more_classes_than_any_model_has_are_refused(folders):
+    with pytest.raises(ValueError, match="top_k=1001 is more than the classes of any model"):
+        make_server(list(folders), names=["a", "b"][: len(folders)], port=0, top_k=1001)
+
+
 def test_a_list_needs_a_model():
     with pytest.raises(ValueError, match="a server needs a model"):
         make_server([], port=0)
