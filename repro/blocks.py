@@ -34,7 +34,7 @@ from repro.compare import (
     run_shift,
 )
 from repro.equal import check_equal, check_seeds
-from repro.formats import FULL, CostPoint, Measurement, Results, RunResult, ShiftResult
+from repro.formats import FILES, FULL, CostPoint, Measurement, Results, RunResult, ShiftResult
 from repro.frontier import (
     FrontierRow,
     costs_of,
@@ -106,7 +106,7 @@ class Page:
     def about(self) -> str:
         """The images, and how numbers are given."""
         sets: dict[tuple[str, int, int], set[int]] = {}
-        for result in self.results.all:
+        for result in (result for result in self.results.all if result.data is not None):
             trained_on = sets.setdefault((result.data.name, result.data.val, result.data.classes), set())
             if result.data.train is not None:  # what was not trained here does not say
                 trained_on.add(result.data.train)
@@ -352,6 +352,24 @@ class Page:
             return NOT_MEASURED
         tests = gather_shift_tests(self.results, self.study, name, ours, theirs)
         return _blocks(shift.differences_table(tests, ours, theirs))
+
+    def command(self, name: str) -> str:
+        """What a command of the study wrote: its tables, with a row for each model, and its figures."""
+        plan = self.study.commands[name]
+        rows = {label: self.study.command_name(name, model) for label, model in plan.rows.items()} or {"": name}
+        results = {label: self.results.command[row] for label, row in rows.items() if row in self.results.command}
+        if not results:
+            return NOT_MEASURED
+        missing = [label for label in rows if label not in results]
+        parts: list[str | None] = [tables.files_table(plan.title, results, file) for file in plan.tables]
+        parts.append(f"Not measured: {', '.join(missing)}." if missing else None)
+        for label, result in results.items():
+            at = f"{FILES}/{result.name}"
+            title = plan.title if not label else f"{plan.title}: {label}"
+            parts += [f'<img src="{at}/{figure}" width="640" alt="{title}">' for figure in result.figures]
+            parts.append(f"[{title}]({at}/{result.page})" if result.page is not None else None)
+            parts.append(f"```\n{result.printed.rstrip()}\n```" if result.printed is not None else None)
+        return _blocks(*parts)
 
     def measurements(self) -> str:
         """Every results file with its hardware and commands."""

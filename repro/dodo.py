@@ -30,13 +30,25 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from progresvit.io.files import replace_file
 from progresvit.io.parse import Section, parse
 from repro.store import measured_names
-from repro.study import STUDY_FILE, Command, Entry, Places, commands_of, entries_of, load_study
+from repro.study import (
+    STUDY_FILE,
+    Command,
+    Entry,
+    Places,
+    check_data,
+    commands_of,
+    entries_of,
+    load_study,
+    options_of,
+    read_study,
+    with_data,
+)
 
 Task = dict[str, Any]
 
 
 class Variables(Section):
-    """NAME=VALUE on the command line."""
+    """NAME=VALUE on the command line, beside one for each of the study's ``places``."""
 
     study: str
     """A name in repro/runs, or the path of a YAML file."""
@@ -63,21 +75,30 @@ class Variables(Section):
 HERE = Path(get_initial_workdir() or Path.cwd())  # doit changes to the folder of this file
 try:
     typed = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word and not word.startswith("-"))
-    GIVEN = parse(Variables, typed, origin="variables of repro/dodo.py")
-    SOURCE = HERE / GIVEN.study if GIVEN.study.endswith(".yaml") else GIVEN.study
+    named = typed.get("study", "")
+    SOURCE = HERE / named if named.endswith(".yaml") else named
+    elsewhere = set(read_study(SOURCE).places) if named else set()
+    GIVEN = parse(
+        Variables, {name: typed[name] for name in typed if name not in elsewhere}, origin="variables of repro/dodo.py"
+    )
     STUDY = load_study(SOURCE, shlex.split(GIVEN.set), GIVEN.unlabelled)
-    ENTRIES = entries_of(STUDY)
-    PLACES = Places(data=GIVEN.data, runs=HERE / GIVEN.runs)
+    PLACES = Places(
+        data=GIVEN.data, runs=HERE / GIVEN.runs, others={name: typed[name] for name in typed if name in elsewhere}
+    )
     RESULTS = HERE / (GIVEN.results or GIVEN.runs / "results")
     MEASURED = measured_names(RESULTS)
+    ENTRIES = with_data(STUDY, entries_of(STUDY), PLACES, MEASURED)
     if MEASURED:
         from repro.measure.entries import check_earlier
 
         check_earlier(STUDY, RESULTS, PLACES)
+    TO_MEASURE = [entry for entry in ENTRIES if entry.name not in MEASURED]
+    if "list" not in sys.argv[1:2]:
+        check_data(STUDY, TO_MEASURE, PLACES, HERE)
 except (ValueError, OSError) as error:
     raise InvalidDodoFile(str(error)) from error
 
-TO_MEASURE = [entry for entry in ENTRIES if entry.name not in MEASURED]
+TO_EVALUATE = {*(entry.name for entry in TO_MEASURE), *(name for one in TO_MEASURE for name in one.records.values())}
 DOIT_CONFIG = {
     "backend": "json",
     "dep_file": str(PLACES.runs / ".doit.json"),
@@ -95,8 +116,8 @@ running: set[subprocess.Popen[bytes]] = set()
 def task_train() -> Iterator[Task]:
     """A model for each run and seed that is still to be measured, or whose model is needed."""
     starts = {entry.name: entry.start for entry in ENTRIES}
-    needed = {entry.trained for entry in TO_MEASURE}
-    while more := {starts.get(name or "") for name in needed} - needed:
+    needed = {name for entry in ENTRIES if entry.name in TO_EVALUATE for name in entry.uses}
+    while more := {start for name in needed if (start := starts.get(name))} - needed:
         needed |= more
     for entry in ENTRIES:
         if entry.kind == "run" and entry.name in needed:
@@ -104,12 +125,13 @@ def task_train() -> Iterator[Task]:
 
 
 def task_evaluate() -> Iterator[Task]:
-    """Records of each model that is still to be measured, clean and corrupted."""
-    for entry in TO_MEASURE:
+    """Records of each model that is still to be measured, clean and corrupted, and what commands make."""
+    names = {"command": "made", "shift": "shifted"}
+    for entry in (entry for entry in ENTRIES if entry.name in TO_EVALUATE):
         for command in commands_of(STUDY, entry, PLACES):
             if command.words[0] != "train":
-                name = command.makes.stem if command.words[0] == "evaluate" else f"{entry.name}-shifted"
-                yield _task(entry, name, command)
+                is_records = command.makes.suffix == ".parquet"
+                yield _task(entry, command.makes.stem if is_records else f"{entry.name}-{names[entry.kind]}", command)
 
 
 def task_measure() -> Iterator[Task]:
@@ -141,6 +163,8 @@ def task_group() -> Iterator[Task]:
             groups.setdefault(name, {})[f"measure:{entry.name}"] = None
     compared_runs = {name: {*plan.rows.values(), plan.against} for name, plan in STUDY.comparisons.items()}
     compared_runs |= {name: set(plan.rows.values()) for name, plan in STUDY.frontiers.items()}
+    if STUDY.segmentation is not None:
+        compared_runs["segmentation"] = set(STUDY.segmented)
     for name, compared in compared_runs.items():
         wanted = {f"measure:{entry.name}": None for entry in ENTRIES if entry.kind == "run" and entry.key in compared}
         groups.setdefault(name, {}).update(wanted)
@@ -149,13 +173,14 @@ def task_group() -> Iterator[Task]:
 
 
 def _task(entry: Entry, name: str, command: Command) -> Task:
-    """A progresvit command: run again if the command or the weights of the model that it uses changed."""
-    used = entry.start if command.words[0] == "train" else entry.trained
+    """A progresvit command: run again if the command, the weights of a model or the records that it uses changed."""
+    used = entry.uses if command.words[0] != "train" else filter(None, [entry.start])
+    files = [PLACES.run(trained) / "model" / "model.safetensors" for trained in used]
     return {
         "name": name,
         "doc": shlex.join(("progresvit", *command.words)),
         "actions": [(progresvit, [entry, command])],
-        "file_dep": [] if used is None else [PLACES.run(used) / "model" / "model.safetensors"],
+        "file_dep": [*files, *(PLACES.records(records) for records in entry.records.values())],
         "targets": [command.makes],
         "uptodate": [config_changed(shlex.join(command.words))],
     }
@@ -169,19 +194,29 @@ def write_study() -> None:
 
 def progresvit(entry: Entry, command: Command) -> TaskFailed | None:
     """Run a command. A training with a checkpoint resumes; records of an earlier model are replaced."""
-    words, alone = [sys.executable], "linear" in command.words  # a linear probe is trained by one process
+    alone = "linear" in command.words or entry.kind == "command"  # a linear probe is trained by one process
+    words, known = [sys.executable], options_of(command.words)
     if GIVEN.processes > 1 and not alone:
         words += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(GIVEN.processes)]
     words += ["-m", "progresvit", *command.words]
     if command.words[0] == "train" and (PLACES.run(entry.name) / "recipe.yaml").exists():
         words.append("--resume")
-    if command.words[0] == "evaluate":
+    if command.words[0] != "train" and "--overwrite" in known and entry.kind != "shift":  # shift resumes
         words.append("--overwrite")
-    if GIVEN.device is not None:
+    if GIVEN.device is not None and "--device" in known:
         words += ["--device", GIVEN.device]
-    if GIVEN.workers is not None and command.words[0] != "train":
+    if GIVEN.workers is not None and "--workers" in known:
         words += ["--workers", str(GIVEN.workers)]
-    return run(entry, words)
+    if entry.kind != "command":
+        return run(entry, words)
+    command.makes.parent.mkdir(parents=True, exist_ok=True)
+    log = PLACES.log(entry.name)
+    before = log.stat().st_size if log.exists() else 0
+    failed = run(entry, words)
+    if failed is None:
+        _, _, printed = log.read_bytes()[before:].decode(errors="replace").partition("\n")  # without the command
+        replace_file(command.makes, printed)
+    return failed
 
 
 def run(entry: Entry, words: list[str]) -> TaskFailed | None:

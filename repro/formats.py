@@ -506,6 +506,28 @@ class CostResult(Measurement):
     points: tuple[CostPoint, ...]
 
 
+class CommandResult(Measurement):
+    """The tables and figures that a progresvit command wrote, with the model of a row if it has rows."""
+
+    kind: Literal["command"]
+    data: Data | None = None  # type: ignore[assignment]  # each command has its own
+    model: str
+    weights: str | None
+    """None for a command of no single model."""
+    tables: dict[str, tuple[tuple[str, ...], ...]]
+    """Heads and rows by the name of the file."""
+    figures: tuple[str, ...]
+    """Files in the folder ``FILES`` of the results."""
+    page: str | None
+    """An HTML page among them."""
+    printed: str | None
+    """What the command printed, if the page shows it."""
+
+
+FILES = "files"
+"""Folder of the results for files of commands, a folder each."""
+
+
 class SegmentedImages(Part):
     """Every round of a segmentation model on every image of a split; images are in the order of their names."""
 
@@ -573,6 +595,7 @@ KINDS: dict[str, type[Measurement]] = {
     "routing": RoutingResult,
     "shift": ShiftResult,
     "cost": CostResult,
+    "command": CommandResult,
 }
 
 
@@ -588,6 +611,7 @@ class Results:
     shift: dict[str, ShiftResult]
     cost: dict[str, CostResult]
     segmentation: dict[str, SegmentationResult]
+    command: dict[str, CommandResult]
 
     @classmethod
     def of(cls, measured: Iterable[Measurement], folder: Path) -> Results:
@@ -608,11 +632,12 @@ class Results:
             shift=of_kind(ShiftResult),
             cost=of_kind(CostResult),
             segmentation=of_kind(SegmentationResult),
+            command=of_kind(CommandResult),
         )
 
     @property
     def all(self) -> list[Measurement]:
-        kinds = (self.runs, self.routing, self.shift, self.cost, self.segmentation)
+        kinds = (self.runs, self.routing, self.shift, self.cost, self.segmentation, self.command)
         return [result for results in kinds for result in results.values()]
 
 

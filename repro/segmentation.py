@@ -19,12 +19,13 @@ import numpy as np
 from scipy import stats
 
 from progresvit.metrics.arrays import Floats
+from progresvit.metrics.interval import LIKELY
 from progresvit.metrics.miou import ClassCounts, influence_values, iou, mean_iou, pixel_accuracy
 from progresvit.routing import MeanIoU, metric_near_lossless
 from progresvit.routing.calibrate import threshold_for_budget
 from progresvit.routing.certify import certified_threshold
 from progresvit.routing.decide import exit_rounds
-from repro.compare import CrossedDifference, PointRow, crossed_difference, find_row
+from repro.compare import POWER, CrossedDifference, PointRow, crossed_difference, find_row, paired_difference
 from repro.equal import check_compute, check_seeds, training_pmacs
 from repro.formats import Results, SegmentationResult, SegmentedImages, check_comparable
 from repro.outcomes import verdict_of
@@ -210,7 +211,7 @@ class SegmentationStudy:
                         "both on the same."
                     )
         check_seeds(everything, title)
-        for run in self.runs if self.plan.ours in self.runs else ():
+        for run in self.runs if self.plan.ours in self.runs and self.plan.equal == "compute" else ():
             check_compute(self.ours[0].result, self.runs[run][0].result, title)
 
     @property
@@ -218,9 +219,10 @@ class SegmentationStudy:
         return self.runs[self.plan.ours]
 
     @property
-    def drawn(self) -> str:
-        """What intervals draw besides seeds."""
-        return "images" if self.plan.block == 1 else f"blocks of {self.plan.block} images"
+    def drawn(self) -> tuple[str, ...]:
+        """What intervals draw."""
+        images = "images" if self.plan.block == 1 else f"blocks of {self.plan.block} images"
+        return ("seeds", images) if self.seeds > 1 else (images,)
 
     @property
     def seeds(self) -> int:
@@ -247,7 +249,7 @@ class SegmentationStudy:
     def miou_interval(self, points: Sequence[SegmentationPointOfRun]) -> CrossedDifference:
         """mIoU of a point of each seed, over seeds and images."""
         values = self._drawn(points)
-        return crossed_difference(values, np.zeros_like(values))
+        return _difference(values, np.zeros_like(values))
 
     def exit_order(self, run: str, saving: float) -> ExitOrder:
         """What orders of exits cost a run at a share of the GMACs saved; means over seeds."""
@@ -260,7 +262,7 @@ class SegmentationStudy:
             label=self.labels[run],
             saving=1 - sum(point.gmacs for point in points) / sum(model.full.gmacs for model in seeds),
             gap=float(np.mean([model.first.miou - model.full.miou for model in seeds])),
-            by_score=crossed_difference(values, every),
+            by_score=_difference(values, every),
             by_chance=by_chance,
             by_error=by_error,
             correlation=correlation,
@@ -317,7 +319,7 @@ class SegmentationStudy:
         ours = None
         if run != self.plan.ours and gmacs >= self.ours[0].first.gmacs:
             ours = [measured.within(point.gmacs) for measured, point in zip(self.ours, points)]
-        difference = None if ours is None else crossed_difference(self._drawn(ours), values)
+        difference = None if ours is None else _difference(self._drawn(ours), values)
         return SegmentationRow(
             label=self.labels[run],
             run=run,
@@ -326,13 +328,24 @@ class SegmentationStudy:
             exit_share=float(np.mean([point.exit_share for point in points])),
             miou=self.miou_interval(points),
             pixel_accuracy=float(np.mean([point.pixel_accuracy for point in points])),
-            drop=None if point in (FULL, ALONE) else crossed_difference(values, every),
+            drop=None if point in (FULL, ALONE) else _difference(values, every),
             saving=1 - gmacs / float(np.mean([point.gmacs for point in full])),
             compute=self.compute(run),
             ours_gmacs=None if ours is None else float(np.mean([point.gmacs for point in ours])),
             difference=difference,
             verdict=None if difference is None else verdict_of(difference, self.plan.margin),
         )
+
+
+def _difference(ours: Floats, theirs: Floats) -> CrossedDifference:
+    """Mean of the differences with its interval over seeds and draws, or over draws alone if there is one seed."""
+    if len(ours) > 1:
+        return crossed_difference(ours, theirs)
+    over_draws = paired_difference(ours[0], theirs[0])
+    error, freedom = over_draws.half_width / LIKELY, float(ours.shape[1] - 1)
+    detectable = float(stats.t.ppf(0.975, freedom) + POWER) * error
+    ends = {"mean": over_draws.mean, "lowest": over_draws.lowest, "highest": over_draws.highest}
+    return CrossedDifference(**ends, error=error, freedom=freedom, shift=0.0, detectable=detectable)
 
 
 def _other_orders(measured: Measured, point: SegmentationPointOfRun) -> tuple[float, float, float, float]:

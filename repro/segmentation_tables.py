@@ -39,7 +39,7 @@ def points_table(study: SegmentationStudy) -> str:
     ]
     heads = ["<model", "<point", "GMACs", "mIoU (%)", "pixel accuracy (%)", "training compute (× ours)"]
     heads += ["ours at (GMACs)", "ours minus theirs (points)", "<verdict on ours"]
-    return table(f"{study.plan.title}: every point, 95 % intervals over seeds and {study.drawn}", heads, cells)
+    return table(f"{study.plan.title}: every point, 95 % intervals over {' and '.join(study.drawn)}", heads, cells)
 
 
 def routing_table(study: SegmentationStudy) -> str:
@@ -156,7 +156,7 @@ def frontier_figure(study: SegmentationStudy) -> Figure:
                 axes.plot(*spot, label=f"{study.labels[run]}: {row.point}", **star if row.point == ROUTED else mark)
     if saved:
         entries["threshold of val"] = {"color": "0.4", "linestyle": "", "marker": "*", "markersize": 11}
-    entries[f"95 % interval: seeds, {study.drawn}"] = band_entry()
+    entries[f"95 % interval: {', '.join(study.drawn)}"] = band_entry()
     legend_below(figure, entries, columns=2)
     return figure
 

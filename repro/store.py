@@ -50,7 +50,7 @@ SCHEMA = pa.schema(
 )
 COLUMNS = {"?": "flags", "e": "halves", "f": "singles", "i": "counts"}
 """Columns of arrays by the type of their numbers, as numpy calls it."""
-WHOLE = ("recipe", "probe", "machine", "data", "commands", "labels")
+WHOLE = ("recipe", "probe", "machine", "data", "commands", "labels", "tables", "figures")
 """Fields that are one text: what a measurement was made from."""
 LABELS = ("name", "setting", "router", "fitted_on", "rule", "drop", "run", "corruption", "severity")
 """Fields that name the entry of a list, so far as it has them."""

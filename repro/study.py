@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import glob
 import re
+import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from shlex import join
-from typing import TYPE_CHECKING, Literal
+from string import Formatter
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 from pydantic import Field, model_validator
 
 from progresvit.data.augment.corruptions import CORRUPTIONS, SEVERITIES
+from progresvit.data.dataset import TIMM_NAMES, some_of
 from progresvit.io.parse import Section, did_you_mean, parse
 from progresvit.io.yaml_files import find_file, read_mapping
 
@@ -23,6 +27,13 @@ if TYPE_CHECKING:
 
 STUDY_FILE = "study.yaml"
 """Name of the study's file in a results folder."""
+MAIN = "data"
+"""Name of the place of the study's own dataset."""
+LEFT_OUT = "none"
+"""In place of a folder: the entries that need it are left out."""
+PRINTED = "printed.txt"
+"""What a command printed, beside what it wrote."""
+HERE = Path(__file__).parent
 
 
 ProbeTask = Literal["knn", "linear"]
@@ -48,6 +59,8 @@ class Run(Section):
     """What predicts from the features of the model; None: its head."""
     evaluate: tuple[str, ...] = ()
     """With ``task``: more words of the command ``progresvit evaluate``, such as --epochs 20."""
+    data: str | None = None
+    """One of the study's ``places``; None: the study's own data."""
 
     @model_validator(mode="after")
     def _evaluated_or_trained(self) -> Run:
@@ -55,9 +68,10 @@ class Run(Section):
             raise ValueError("merge says how the models of another run are evaluated; name that run with of:")
         if self.of is not None and self.merge is None and self.task is None:
             raise ValueError("a run with of: evaluates the models of that run in another way; add merge or task")
-        if self.of is not None and (self.recipe or self.set or self.seeds or self.start):
+        if self.of is not None and (self.recipe or self.set or self.seeds or self.start or self.data):
             raise ValueError(
-                "a run with of: has the recipe, seeds and start of that run; remove recipe, set, seeds and start"
+                "a run with of: has the recipe, seeds, start and data of that run; remove recipe, set, seeds, start "
+                "and data"
             )
         if self.evaluate and self.task is None:
             raise ValueError("evaluate adds words to the evaluation by a task; add task, or remove evaluate")
@@ -88,8 +102,9 @@ class DeclaredTest(Section):
     """The paper's gain in points, for readers."""
 
 
-Equal = Literal["epochs", "compute"]
-"""What the trainings of compared runs have in common: epochs, or compute within ``repro.equal.COMPUTE_TOLERANCE``."""
+Equal = Literal["epochs", "compute", "images"]
+"""What the trainings of compared runs have in common besides the images: epochs, compute within
+``repro.equal.COMPUTE_TOLERANCE``, or nothing more."""
 
 
 class Comparison(Section):
@@ -132,8 +147,10 @@ class Segmentation(Section):
     """The runs are segmentation models: validation images choose thresholds, test images measure them."""
 
     title: str
+    val: str = "val"
+    """Split that chooses thresholds."""
     test: str = "test"
-    """Split that models are measured on."""
+    """Split that models are measured on; the same as ``val`` if the data have no other."""
     ours: str
     """The run that the others are compared with."""
     rows: dict[str, str] = Field(min_length=1)
@@ -144,6 +161,7 @@ class Segmentation(Section):
     """Points of mIoU that early exits may lose on the validation images."""
     block: int = Field(1, ge=1)
     """Consecutive images that count as one draw in intervals: neighbouring frames of a video look alike."""
+    equal: Equal = "compute"
 
     @model_validator(mode="after")
     def _in_rows(self) -> Segmentation:
@@ -159,6 +177,8 @@ class Routing(Section):
     """A run of the study, or what progresvit evaluate takes: a folder, a bundled model, a hub id."""
     learned_from: bool = True
     """Also fit routers on the training split, as the paper does."""
+    learned_images: int | None = Field(None, ge=1)
+    """Training images that routers are fitted on, drawn at random; None: all."""
     max_error: float = Field(default=0.05, gt=0, lt=1)
     """Maximum error rate among answered images, at which the others are withheld."""
 
@@ -185,12 +205,54 @@ class Shift(Section):
         return self
 
 
+class CommandPlan(Section):
+    """A progresvit command whose tables and figures are kept, for each of some models or once.
+
+    Placeholders stand for what it uses: ``{model}`` is the model of the row, ``{models[RUN]}`` and ``{records[RUN]}``
+    the model and the records of a run, ``{out}`` the folder that it writes to, ``{repro}`` this folder, ``{data}`` and
+    the study's ``places`` the datasets.
+    """
+
+    title: str
+    words: str
+    """As on the command line, without ``progresvit``."""
+    rows: dict[str, str] = Field(default_factory=dict)
+    """Label of a row, and its model: a run of the study, or what progresvit evaluate takes. Empty: one command."""
+    tables: tuple[str, ...] = ()
+    """Markdown files of ``{out}`` that the page shows, the rows below each other."""
+    figures: tuple[str, ...] = ("*.png",)
+    """Patterns of images of ``{out}`` that the page shows."""
+    printed: bool = False
+    """The page shows what the command printed."""
+
+    @model_validator(mode="after")
+    def _placeholders(self) -> CommandPlan:
+        names = [name for name, _ in placeholders(self.words)]
+        if "out" not in names and not self.printed:
+            raise ValueError("nothing of this command is kept; add printed: true, or words with {out}")
+        if ("model" in names) != bool(self.rows):
+            raise ValueError("{model} in words and rows belong together; give both or neither")
+        return self
+
+
+def placeholders(words: str) -> list[tuple[str, str]]:
+    """The placeholders of a command and, in brackets, the run of each: ``("records", "full")``."""
+    found = []
+    for _, name, _, _ in Formatter().parse(words):
+        if name is not None:
+            before, _, inside = name.partition("[")
+            found.append((before, inside.rstrip("]")))
+    return found
+
+
 class Study(Section):
     """Everything that one page of results is based on."""
 
     title: str
     data: str
     """Name of the dataset, for readers."""
+    places: dict[str, str] = Field(default_factory=dict)
+    """Further datasets: the variable that says where each is, and its name for readers."""
     recipe: str
     set: tuple[str, ...] = ()
     """Changes to the recipe of every run."""
@@ -202,11 +264,13 @@ class Study(Section):
     routing: dict[str, Routing] = Field(default_factory=dict)
     shift: dict[str, Shift] = Field(default_factory=dict)
     segmentation: Segmentation | None = None
-    """None: the runs are classification models."""
+    """The runs in its rows are segmentation models; None: all are classification models."""
+    commands: dict[str, CommandPlan] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _names(self) -> Study:
-        for name in (*self.runs, *self.comparisons, *self.frontiers, *self.routing, *self.shift):
+        named = (*self.runs, *self.comparisons, *self.frontiers, *self.routing, *self.shift, *self.commands)
+        for name in (*named, *self.places):
             if not re.fullmatch(r"[\w.-]+", name):
                 raise ValueError(f"{name!r} names files; use letters, digits, dots, hyphens and underscores")
         trained = [name for name, run in self.runs.items() if run.of is None]
@@ -233,10 +297,41 @@ class Study(Section):
             for row in frontier.rows.values():
                 if row not in self.runs:
                     raise ValueError(f"frontiers.{name}: unknown run {row!r}, {did_you_mean(row, self.runs)}")
-        for row in () if self.segmentation is None else self.segmentation.rows.values():
+        for row in self.segmented:
             if row not in self.runs:
                 raise ValueError(f"segmentation: unknown run {row!r}, {did_you_mean(row, self.runs)}")
+        for name, run in self.runs.items():
+            if run.data is not None and run.data not in self.places:
+                raise ValueError(
+                    f"runs.{name}: data: unknown place {run.data!r}, {did_you_mean(run.data, self.places)}"
+                )
+        taken = {MAIN, "model", "models", "records", "out", "repro"} & set(self.places)
+        if taken:
+            raise ValueError(f"places: {', '.join(sorted(taken))} means something else; choose another name")
+        for name, command in self.commands.items():
+            self._check_command(f"commands.{name}", command)
         return self
+
+    def _check_command(self, where: str, command: CommandPlan) -> None:
+        for kind, run in placeholders(command.words):
+            if kind in ("models", "records"):
+                if run not in self.runs:
+                    raise ValueError(f"{where}: unknown run {run!r}, {did_you_mean(run, self.runs)}")
+            elif kind not in (known := ("model", "out", "repro", MAIN, *self.places)):
+                raise ValueError(f"{where}: unknown placeholder {{{kind}}}, {did_you_mean(kind, known)}")
+
+    @property
+    def segmented(self) -> Collection[str]:
+        """The runs that are segmentation models."""
+        return () if self.segmentation is None else self.segmentation.rows.values()
+
+    def place_of(self, run: str) -> str:
+        """Name of the place of a run's data."""
+        return self.trained_run(run).data or MAIN
+
+    def data_name(self, place: str) -> str:
+        """Name of the dataset of a place, for readers."""
+        return self.data if place == MAIN else self.places[place]
 
     def recipe_of(self, name: str, start: str | None = None) -> tuple[str, tuple[str, ...]]:
         """The recipe of a run and all changes to it, without the seed. Of two changes to a key the last counts.
@@ -273,9 +368,12 @@ class Study(Section):
 
     def shift_name(self, key: str, model: str, seed: int | None = None) -> str:
         """Name of the results file of a model under corruption: the entry, the model if there are several, the seed."""
-        plain = re.sub(r"[^\w.-]+", "-", model).strip("-")  # a folder or a hub id has slashes
-        name = key if len(self.shift[key].models) == 1 else f"{key}-{plain}"
+        name = key if len(self.shift[key].models) == 1 else f"{key}-{_plain(model)}"
         return name if seed is None else f"{name}-{seed}"
+
+    def command_name(self, key: str, model: str) -> str:
+        """Name of the results file of a row of a command."""
+        return f"{key}-{_plain(model)}"
 
     def shift_seeds(self, key: str, model: str) -> tuple[int | None, ...]:
         """The seeds with which a model is measured under corruption; one None: not by seed."""
@@ -288,9 +386,13 @@ class Study(Section):
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
 
 
+def _plain(model: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", model).strip("-")  # a folder or a hub id has slashes
+
+
 def read_study(source: str | Path) -> Study:
     """A study by its name in ``repro/runs`` or by a path. Its recipes are not read."""
-    run_lists = {path.stem: path for path in sorted((Path(__file__).parent / "runs").glob("*.yaml"))}
+    run_lists = {path.stem: path for path in sorted((HERE / "runs").glob("*.yaml"))}
     path = find_file(str(source), run_lists, "study")
     return parse(Study, read_mapping(path, "study", "runs: and comparisons:"), origin=str(path))
 
@@ -334,16 +436,25 @@ class Entry:
 
     name: str
     """The file's name without .json."""
-    kind: Literal["run", "routing", "shift"]
+    kind: Literal["run", "routing", "shift", "command"]
     key: str
-    """The run, or the key in the study's ``routing`` or ``shift``."""
+    """The run, or the key in the study's ``routing``, ``shift`` or ``commands``."""
     model: str
-    """As the study calls it: a run, or what progresvit evaluate takes."""
+    """As the study calls it: a run, or what progresvit evaluate takes; empty for a command of no single model."""
     seed: int | None = None
     trained: str | None = None
     """The run with its seed that trains the model; None for a model from elsewhere."""
     start: str | None = None
     """The run with its seed that trains the model that this training starts from."""
+    models: Mapping[str, str] = field(default_factory=dict)
+    """Further runs whose models a command uses, and what trains each."""
+    records: Mapping[str, str] = field(default_factory=dict)
+    """Runs whose records a command reads, and the entry of each."""
+
+    @property
+    def uses(self) -> tuple[str, ...]:
+        """The trainings whose models its commands open."""
+        return tuple(dict.fromkeys((*filter(None, [self.trained]), *self.models.values())))
 
 
 def entries_of(study: Study) -> list[Entry]:
@@ -371,10 +482,32 @@ def entries_of(study: Study) -> list[Entry]:
         for key, routing in study.routing.items()
     ]
     others += _shift_entries(study, {entry.name for entry in runs if entry.name == entry.trained}, trained)
+    first = {entry.key: entry for entry in reversed(runs)}
+    others += [entry for key in study.commands for entry in _command_entries(study, key, first)]
     for name, count in Counter(entry.name for entry in (*runs, *others)).items():
         if count > 1:
             raise ValueError(f"{count} entries of the study would write {name}.json; rename a run or an entry.")
     return [*runs, *others]
+
+
+def _command_entries(study: Study, key: str, first: Mapping[str, Entry]) -> list[Entry]:
+    """The entries of a command; ``first`` is the entry of each run with its first seed."""
+    plan = study.commands[key]
+    named = placeholders(plan.words)
+    models = {run: str(first[run].trained) for kind, run in named if kind == "models"}
+    records = {run: first[run].name for kind, run in named if kind == "records"}
+    return [
+        Entry(
+            name=study.command_name(key, model) if plan.rows else key,
+            kind="command",
+            key=key,
+            model=model,
+            trained=first[model].trained if model in first else None,
+            models=models,
+            records=records,
+        )
+        for model in (dict.fromkeys(plan.rows.values()) if plan.rows else [""])
+    ]
 
 
 def _start_of(study: Study, run: str, seed: int) -> str | None:
@@ -404,6 +537,16 @@ class Places:
 
     data: str
     runs: Path
+    others: Mapping[str, str] = field(default_factory=dict)
+    """Where the study's ``places`` are."""
+
+    def find(self, name: str) -> str:
+        """Where the data of a place are."""
+        return self.data if name == MAIN else self.others.get(name, name.upper())
+
+    def made(self, name: str) -> Path:
+        """What a command writes."""
+        return self.runs / "made" / name
 
     def run(self, name: str) -> Path:
         """The folder of a training."""
@@ -448,22 +591,30 @@ class Command:
 
 def commands_of(study: Study, entry: Entry, places: Places) -> list[Command]:
     """The commands of an entry, in order."""
-    evaluation = _evaluate(entry, places, entry.name)
+    if entry.kind == "command":
+        return [_command(study, entry, places)]
     if entry.kind == "run":
-        evaluation = _evaluate(entry, places, entry.name, *study.runs[entry.key].evaluation)
+        data = places.find(study.place_of(entry.key))
+        splits = study.segmentation if entry.key in study.segmented else None
+        chosen = () if splits is None or splits.val == "val" else ("--split", splits.val)
+        words = (*study.runs[entry.key].evaluation, *chosen)
+        evaluation = _evaluate(entry, places, entry.name, *words, data=data)
         if study.runs[entry.key].of is not None:
             return [evaluation]
         start = None if entry.start is None else str(places.run(entry.start) / "model")
         recipe, changes = study.recipe_of(entry.key, start)
         out = places.run(entry.name)
         sets = [word for change in (*changes, f"seed={entry.seed}") for word in ("--set", change)]
-        training = ("train", recipe, "--data", places.data, "--out", str(out), *sets)
+        training = ("train", recipe, "--data", data, "--out", str(out), *sets)
         commands = [Command(words=training, makes=out / "model" / "model.safetensors"), evaluation]
-        if study.segmentation is not None:
-            commands.append(_evaluate(entry, places, test_records(entry.name), "--split", study.segmentation.test))
+        if splits is not None and splits.test != splits.val:
+            commands.append(_evaluate(entry, places, test_records(entry.name), "--split", splits.test, data=data))
         return commands
+    evaluation = _evaluate(entry, places, entry.name)
     if entry.kind == "routing":
-        learned = [_evaluate(entry, places, f"{entry.name}-train", "--split", "train")]
+        images = study.routing[entry.key].learned_images
+        sample = () if images is None else ("--limit", str(images), "--seed", "0")
+        learned = [_evaluate(entry, places, f"{entry.name}-train", "--split", "train", *sample)]
         return [evaluation, *(learned if study.routing[entry.key].learned_from else [])]
     shift, out = study.shift[entry.key], places.shift(entry.name)
     words = ["shift", places.model(entry), "--suite", "generated", "--data", places.data, "--out", str(out)]
@@ -476,14 +627,98 @@ def commands_of(study: Study, entry: Entry, places: Places) -> list[Command]:
     return [evaluation, Command(words=tuple(words), makes=out / "shift.json")]
 
 
+def _command(study: Study, entry: Entry, places: Places) -> Command:
+    """The command of a plan with its placeholders filled; done when ``PRINTED`` is there."""
+    out = places.made(entry.name)
+    values: dict[str, Any] = {name: places.find(name) for name in (MAIN, *study.places)}
+    values |= {
+        "out": out,
+        "repro": "repro" if places is FOR_READERS else HERE,
+        "model": places.model(entry),
+        "models": {run: places.run(trained) / "model" for run, trained in entry.models.items()},
+        "records": {run: places.records(name) for run, name in entry.records.items()},
+    }
+    words = tuple(word.format_map(values) for word in shlex.split(study.commands[entry.key].words))
+    return Command(words=words, makes=out / PRINTED)
+
+
+def places_of(study: Study, entry: Entry, entries: Mapping[str, Entry]) -> set[str]:
+    """The places whose data an entry needs, with those of the trainings and records that it uses.
+
+    ``entries`` are all of the study by name.
+    """
+    if entry.kind == "command":
+        found = {kind for kind, _ in placeholders(study.commands[entry.key].words)} & {MAIN, *study.places}
+    else:
+        found = {study.place_of(entry.key) if entry.kind == "run" else MAIN}
+    for name in {*entry.uses, *entry.records.values(), *filter(None, [entry.start])} - {entry.name}:
+        found |= places_of(study, entries[name], entries)
+    return found
+
+
+def with_data(study: Study, entries: Sequence[Entry], places: Places, measured: Collection[str] = ()) -> list[Entry]:
+    """The entries without those whose data are left out; an error names the entries whose place is not given.
+
+    Entries that were ``measured`` need no data.
+    """
+    by_name = {entry.name: entry for entry in entries}
+    kept, lacking = [], dict[str, list[str]]()
+    for entry in entries:
+        needed = set() if entry.name in measured else places_of(study, entry, by_name)
+        if any(places.find(place) == LEFT_OUT for place in needed):
+            continue
+        kept.append(entry)
+        for place in needed - {MAIN, *places.others}:
+            lacking.setdefault(place, []).append(entry.name)
+    if lacking:
+        lines = (
+            f"{some_of(names)} need {study.places[place]}; say where it is with {place}=FOLDER, or leave them out with "
+            f"{place}={LEFT_OUT}."
+            for place, names in sorted(lacking.items())
+        )
+        raise ValueError(" ".join(lines))
+    return kept
+
+
+def check_data(study: Study, entries: Iterable[Entry], places: Places, folder: Path) -> None:
+    """Refuse entries whose images are not where they should be; relative paths are below ``folder``."""
+    missing: dict[str, list[str]] = {}
+    for entry in entries:
+        for command in commands_of(study, entry, places):
+            for option, data in pairwise(command.words):
+                is_path = option == "--data" and not data.startswith(TIMM_NAMES)
+                if is_path and not glob.glob(str(folder / Path(data).expanduser())):
+                    missing.setdefault(data, []).append(entry.name)
+    if missing:
+        lines = (
+            f"there are no images at {data}, which {some_of(list(dict.fromkeys(names)))} need."
+            for data, names in missing.items()
+        )
+        raise ValueError(" ".join(lines))
+
+
+def options_of(words: Sequence[str]) -> set[str]:
+    """The options that a progresvit command has."""
+    from typer.main import get_command
+
+    from progresvit.cli import app
+
+    command: Any = get_command(app)
+    for word in words:
+        if not hasattr(command, "commands"):
+            break
+        command = command.commands.get(word, command)
+    return {option for parameter in command.params for option in parameter.opts}
+
+
 def test_records(name: str) -> str:
     """Name of the records of the test split of a segmentation model."""
     return f"{name}-test"
 
 
-def _evaluate(entry: Entry, places: Places, records: str, *which: str) -> Command:
+def _evaluate(entry: Entry, places: Places, records: str, *which: str, data: str | None = None) -> Command:
     out = places.records(records)
-    words = ("evaluate", places.model(entry), "--data", places.data, *which, "--out", str(out))
+    words = ("evaluate", places.model(entry), "--data", data or places.data, *which, "--out", str(out))
     return Command(words=words, makes=out)
 
 

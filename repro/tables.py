@@ -9,7 +9,7 @@ import numpy as np
 from progresvit.metrics.interval import Interval
 from progresvit.table import Column, Table
 from repro.compare import ComparedRun, LineUp
-from repro.formats import FULL, Measurement, RunResult, SegmentationResult, Spread
+from repro.formats import FULL, CommandResult, Measurement, RunResult, SegmentationResult, Spread
 from repro.frontier import near_lossless_per_round
 from repro.outcomes import POINTS, Outcome, Outcomes, RoundOutcome, log_loss_verdict
 
@@ -208,6 +208,20 @@ def commands_table(title: str, commands: Mapping[str, str]) -> str:
     """The training command of each run, by its label; folded."""
     rows = [[label, f"`{command}`"] for label, command in commands.items()]
     return folded(table(title, ["<model", "<command"], rows))
+
+
+def files_table(title: str, results: Mapping[str, CommandResult], file: str) -> str:
+    """The table of this file of several models below each other, with the label of each."""
+    heads: list[str] = []
+    rows: list[list[str | None]] = []
+    for label, result in results.items():
+        (first, *others) = result.tables[file]
+        heads = [*heads, *(head for head in first if head not in heads)]  # rounds differ in number
+        rows += [[label, *(dict(zip(first, row)).get(head) for head in heads)] for row in others]
+    full = [[*row, *[None] * (len(heads) + 1 - len(row))] for row in rows]
+    if len(results) == 1 and "" in results:
+        return table(title, [f"<{head}" for head in heads], [row[1:] for row in full])
+    return table(title, ["<model", *(f"<{head}" for head in heads)], full)
 
 
 def runs_table(measurements: Sequence[Measurement]) -> str:

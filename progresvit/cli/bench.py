@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from progresvit.io.parse import parse_limit
 
 if TYPE_CHECKING:
     from progresvit.routing import Setting
+    from progresvit.table import Table
 
 CONTINUING = 0.664
 """The paper's operating point."""
@@ -36,17 +38,22 @@ def bench(
     data: Annotated[str | None, typer.Option(help="Folder or tar of images; random images by default.")] = None,
     seconds: Annotated[float, typer.Option(help="Approximate duration of each timing.", min=0)] = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    out: Annotated[
+        list[Path] | None, typer.Option(help="Output file; repeatable. Table: .csv, .json, .md, .tex.")
+    ] = None,
 ) -> None:
     """Measure throughput, latency and peak memory of the engine, of the model run round by round, and of a plain ViT.
 
     The plain ViT has the width and resolution of the last round, and new weights. The images are on the device already.
-    Each row is measured in its own process, after a warm-up. For an export, only the engine is measured.
+    Each row is measured in its own process, after a warm-up. For an export, only the engine is measured. A baseline is
+    run round by round; each of its rounds is a row if they are alternatives.
     """
     from progresvit.cli.info import find_config
     from progresvit.engine.export.manifest import is_export
     from progresvit.engine.measurement import in_fresh_process
     from progresvit.engine.onnx_backend import check_installed
     from progresvit.io.parse import dump_json
+    from progresvit.model.registry import DEFAULT_KIND
 
     exported = is_export(model)
     config = find_config(model)  # an unknown model is an error before a process starts
@@ -67,10 +74,17 @@ def bench(
     timing = {"device": device, "threads": threads, "seconds": seconds}
     of_engine = {"eager": False, "precision": precision, "backend": backend, "threads": threads}
     of_model = {"eager": True, "precision": "bf16" if precision == "fp8" else precision}
-    subjects = {ENGINE: of_engine}
-    if len(config.rounds) > 1:
-        subjects["engine, all rounds"] = {**of_engine, "thresholds": 0.0}
-    if not exported:
+    subjects: dict[str, dict[str, Any]] = {}
+    is_baseline = config.kind != DEFAULT_KIND
+    if is_baseline and not config.routable:
+        subjects = {f"round {s + 1}": {**of_model, "alone": s} for s in range(len(config.rounds))}
+    elif is_baseline:
+        subjects = {"model, round by round": of_model, "all rounds": {**of_model, "thresholds": 0.0}}
+    else:
+        subjects[ENGINE] = of_engine
+        if len(config.rounds) > 1:
+            subjects["engine, all rounds"] = {**of_engine, "thresholds": 0.0}
+    if not exported and not is_baseline:
         subjects |= {"model, round by round": of_model, PLAIN: {**of_engine, "thresholds": ()}}
     try:  # on a CPU, memory is measured for a process
         rows = [in_fresh_process(measure, name, {**shared, **own}, timing) for name, own in subjects.items()]
@@ -78,8 +92,11 @@ def bench(
         raise ValueError(f"{error}; use a smaller --batch.") from error
     if as_json:
         typer.echo(dump_json({"model": model, "rows": rows}))
-    else:
-        _show(model, rows)
+        output.write_outputs(output.make_outputs(out or [], _table(model, rows)))
+        return
+    engine = rows[0]
+    lines = [] if is_baseline else [_beside(engine, other) for other in rows[1:]]
+    output.publish(_table(model, rows), out, lines=lines)
 
 
 def measure(name: str, subject: dict[str, Any], timing: dict[str, Any]) -> dict[str, Any]:
@@ -97,6 +114,10 @@ def measure(name: str, subject: dict[str, Any], timing: dict[str, Any]) -> dict[
     routed = measurement.subject
     throughput, shares, peak = measurement.throughput(), routed.exit_shares(), measurement.peak_gib()
     eager = subject["eager"]
+    if eager:  # a baseline counts its own
+        gmacs = sum(share * spent for share, spent in zip(shares, routed.model.gmacs("paper")))
+    else:
+        gmacs = compute.average_gmacs(routed.config, shares)
     return {
         "name": f"engine, {routed.runner.backend}" if name == ENGINE else name,
         "hardware": hardware(subject["device"]),
@@ -108,7 +129,7 @@ def measure(name: str, subject: dict[str, Any], timing: dict[str, Any]) -> dict[
         "peak_gib": peak,
         "thresholds": routed.thresholds,
         "exit_shares": shares,
-        "gmacs": compute.average_gmacs(routed.config, shares),
+        "gmacs": gmacs,
     }
 
 
@@ -123,8 +144,7 @@ def _thresholds(text: str | None, model: str) -> float | Sequence[float] | Setti
     return find_setting(limit, None if model in PRESETS else find_folder(model))
 
 
-def _show(model: str, rows: Sequence[dict[str, Any]]) -> None:
-    from progresvit.engine.measurement import describe_ratio
+def _table(model: str, rows: Sequence[dict[str, Any]]) -> Table:
     from progresvit.table import Column, Table, decimals, rough_percent, threshold
 
     def count(value: float) -> str:
@@ -145,13 +165,18 @@ def _show(model: str, rows: Sequence[dict[str, Any]]) -> None:
     ]
     engine = rows[0]
     title = f"{model} on {engine['hardware']}, torch {engine['torch']}; latency at batch 1"
-    output.show_table(Table(title, columns, [{**row, "continuing": 1 - row["exit_shares"][0]} for row in rows]))
-    for other in rows[1:]:
-        ratio = describe_ratio(engine, other) or "no clear difference in speed"
-        output.echo(
-            f"{engine['name']}, beside {other['name']}: {ratio} at batch {engine['batch']}; at batch 1 (p50) "
-            f"{engine['p50_ms']:.3g} instead of {other['p50_ms']:.3g} ms"
-        )
+    return Table(title, columns, [{**row, "continuing": 1 - row["exit_shares"][0]} for row in rows])
+
+
+def _beside(engine: dict[str, Any], other: dict[str, Any]) -> str:
+    """Speed of the engine beside another row."""
+    from progresvit.engine.measurement import describe_ratio
+
+    ratio = describe_ratio(engine, other) or "no clear difference in speed"
+    return (
+        f"{engine['name']}, beside {other['name']}: {ratio} at batch {engine['batch']}; at batch 1 (p50) "
+        f"{engine['p50_ms']:.3g} instead of {other['p50_ms']:.3g} ms"
+    )
 
 
 def _device(device: str | None, backend: str | None) -> str:

@@ -26,6 +26,7 @@ from progresvit.engine.export.manifest import Manifest, is_export
 from progresvit.engine.images import open_images
 from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
+from progresvit.model.interface import RoundModel
 from progresvit.model.precision import PRECISIONS
 from progresvit.routing import Policy, Setting
 
@@ -43,10 +44,15 @@ class TimedExit:
 
 
 class EagerRounds:
-    """The model as it is: round by round, on the images of a batch that have not exited yet. Images are normalised."""
+    """The model as it is: round by round, on the images of a batch that have not exited yet. Images are normalised.
 
-    def __init__(self, model: ProgResViT, thresholds: Sequence[float]) -> None:
+    Of rounds that are alternatives, ``alone`` is the only one that runs, from 0.
+    """
+
+    def __init__(self, model: RoundModel, thresholds: Sequence[float], alone: int | None = None) -> None:
         self.model, self.policy = model, Policy(thresholds=tuple(thresholds))
+        rounds = range(len(model.config.rounds))
+        self.order = rounds if alone is None else rounds[alone : alone + 1]
 
     def stream(self, batches: Iterable[Tensor], *, deadline: float | None = None) -> list[TimedExit]:
         """One batch after another; the answers are fetched from the device at the end."""
@@ -62,12 +68,12 @@ class EagerRounds:
         exits = torch.zeros(3, len(images), device=images.device)
         places = torch.arange(len(images), device=images.device)
         tokens = None
-        for s in range(len(self.model.config.rounds)):
+        for s in self.order:
             output = self.model.run_round(s, images, previous=tokens)
             decision = self.policy.decide(s, output.logits)
             number = torch.full_like(decision.entropy, s + 1)
             exits[:, places] = torch.stack([number, decision.entropy, output.logits.argmax(dim=-1).float()])
-            if s == len(self.policy.thresholds):
+            if s == self.order[-1]:
                 break
             stays = ~decision.exits
             images, tokens, places = images[stays], output.tokens[stays], places[stays]  # (B, ...) -> (b, ...)
@@ -89,6 +95,7 @@ class TimedModel:
         inputs: The images, bytes (N, C, R, R) on the device.
         data: A folder or a tar of images, if there are no ``inputs``; without it, random images are generated.
         count: Number of images of ``data``; by default a few batches.
+        alone: With ``eager``, the only round that runs, from 0: rounds of some baselines are alternatives.
         engine: Further options of the engine.
     """
 
@@ -105,13 +112,16 @@ class TimedModel:
         inputs: Tensor | None = None,
         data: str | None = None,
         count: int | None = None,
+        alone: int | None = None,
         **engine: Any,
     ) -> None:
-        self.eager, self.batch = eager, batch
+        self.eager, self.batch, self.alone = eager, batch, alone
         manifest = Manifest.read(Path(model).expanduser()) if isinstance(model, str) and is_export(model) else None
         self._source: ProgResViT | Path
+        self.model: Any
         if manifest is None:
-            self.model = self._source = find_model(model) if isinstance(model, str) else model
+            find = api.load if eager and isinstance(model, str) and model not in PRESETS else find_model
+            self.model = self._source = find(model) if isinstance(model, str) else model
             self.config = self.model.config
         elif eager:
             raise ValueError(f"{model} is an export, which the engine runs; give the model that it was made from.")
@@ -135,14 +145,19 @@ class TimedModel:
             self._scratch = tempfile.TemporaryDirectory()  # one export for all engines
             self._source = Path(self._scratch.name) / "export"
             export(self.model, self._source, format="onnx")
-        if thresholds is None:
+        if alone is not None:
+            thresholds = math.inf  # nothing follows the round
+        elif thresholds is None:
             thresholds = self._thresholds_for(continuing)
         self.thresholds = Policy.make(len(self.config.rounds), thresholds).thresholds
 
     def build(self, thresholds: Sequence[float] | None = None) -> None:
         limits = list(self.thresholds if thresholds is None else thresholds)
         self.runner: Any
-        self.runner = EagerRounds(self.model, limits) if self.eager else Engine(self._source, limits, **self.options)
+        if self.eager:
+            self.runner = EagerRounds(self.model, limits, self.alone)
+        else:
+            self.runner = Engine(self._source, limits, **self.options)
 
     def run(self, passes: int) -> None:
         batch = self.batch or self.runner.batch

@@ -24,7 +24,7 @@ def main() -> None:
     try:
         study = load_study(options.results / STUDY_FILE)
         entry = next(entry for entry in entries_of(study) if entry.name == options.name)
-        result = measure_entry(study, entry, Places(data="DATA", runs=options.runs))
+        result = measure_entry(study, entry, Places(data="DATA", runs=options.runs), options.results)
         replace_file(options.results / f"{options.name}.json", to_json(result))
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")

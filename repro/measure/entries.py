@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,9 @@ from progresvit.training.logger import git_revision, read_log, training_seconds
 from progresvit.training.recipe import RunOptions, make_recipe
 from progresvit.training.run_folder import ABOUT_FILE, RECIPE_FILE, changed_keys
 from repro.formats import (
+    FILES,
     FORMAT,
+    CommandResult,
     Machine,
     Measurement,
     RoutingResult,
@@ -41,8 +45,10 @@ from repro.measure.routing import measure_routing
 from repro.measure.segmentation import measure_segmentation
 from repro.measure.shift import has_budget, measure_shift
 from repro.store import TABLE, read_all
-from repro.study import Entry, Places, Study, entries_of, reader_commands, test_records
+from repro.study import MAIN, PRINTED, Entry, Places, Study, entries_of, reader_commands, test_records
 
+KEPT = {".png", ".svg", ".pdf", ".csv", ".md", ".json", ".tex", ".html", ".txt"}
+"""Suffixes of the files of a command that results keep."""
 SEED = 0
 """Seed of halves, folds and routers."""
 CURVE_POINTS = 60
@@ -55,9 +61,11 @@ NOT_LEARNED = {
 """Keys of a recipe that do not change the trained model."""
 
 
-def measure_entry(study: Study, entry: Entry, places: Places) -> Measurement:
-    """The results file of an entry whose commands have run."""
-    if study.segmentation is not None:
+def measure_entry(study: Study, entry: Entry, places: Places, results: Path) -> Measurement:
+    """The results file of an entry whose commands have run. Files of commands are copied to the folder ``results``."""
+    if entry.kind == "command":
+        return _command(study, entry, places, results)
+    if entry.kind == "run" and entry.key in study.segmented:
         return _segmentation(study, entry, places)
     records = read_records(places.records(entry.name))
     merge = study.runs[entry.key].merge if entry.kind == "run" else None
@@ -83,7 +91,9 @@ def _segmentation(study: Study, entry: Entry, places: Places) -> SegmentationRes
     """A segmentation model on its validation and test images."""
     assert study.segmentation is not None
     assert entry.kind == "run"
-    paths = {"val": places.records(entry.name), "test": places.records(test_records(entry.name))}
+    alone = study.segmentation.test == study.segmentation.val
+    test = entry.name if alone else test_records(entry.name)
+    paths = {"val": places.records(entry.name), "test": places.records(test)}
     records = {name: read_segmentation_records(path) for name, path in paths.items()}
     weights = _weights(places.model(entry))
     for name, path in paths.items():
@@ -136,9 +146,57 @@ def _weights(model: str, merge: Sequence[int] | None = None) -> str:
     return weights_hash(loaded)
 
 
+def _command(study: Study, entry: Entry, places: Places, results: Path) -> CommandResult:
+    """Tables and figures of a command. The files that people open are copied to the results, not records."""
+    plan, made, copies = study.commands[entry.key], places.made(entry.name), results / FILES / entry.name
+    files = sorted(path for path in made.iterdir() if path.suffix in KEPT)
+    lacking = [name for name in plan.tables if name not in {path.name for path in files}]
+    figures = sorted({path.name for pattern in plan.figures for path in made.glob(pattern)})
+    if lacking or not (plan.tables or plan.printed or figures):
+        raise ValueError(
+            f"{entry.name} wrote no {' or '.join(lacking or plan.figures)}; {made} has "
+            f"{', '.join(path.name for path in files)}. Name in commands.{entry.key} what the command writes."
+        )
+    shutil.rmtree(copies, ignore_errors=True)
+    copies.mkdir(parents=True)
+    for path in files:
+        shutil.copyfile(path, copies / path.name)
+    on_gpu = torch.cuda.is_available()
+    return CommandResult(
+        kind="command",
+        **_made(study, entry, places, "cpu" if not on_gpu else torch.cuda.get_device_name()),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        precision="the command's",
+        model=without_folders(entry.model),
+        weights=_weights(places.model(entry)) if entry.model else None,
+        tables={name: _cells((made / name).read_text(encoding="utf-8")) for name in plan.tables},
+        figures=tuple(figures),
+        printed=(made / PRINTED).read_text(encoding="utf-8") if plan.printed else None,
+        page=next((path.name for path in files if path.suffix == ".html"), None),
+    )
+
+
+def _cells(markdown: str) -> tuple[tuple[str, ...], ...]:
+    """The heads and the rows of the first table of a Markdown text."""
+    lines = [line.strip() for line in markdown.splitlines() if line.startswith("|")]
+    rows = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines]
+    return (rows[0], *rows[2:])
+
+
 def _common(study: Study, entry: Entry, places: Places, records: Records | SegmentationRecords) -> dict[str, Any]:
-    """What every kind of results file says: this machine and this code made it."""
+    """What results files of records say: this machine and this code made them."""
     header = records.header
+    place = study.place_of(entry.key) if entry.kind == "run" else MAIN
+    return {
+        **_made(study, entry, places, header.device),
+        "date": header.date,
+        "data": data_of(records, name=study.data_name(place)),
+        "precision": header.precision,
+    }
+
+
+def _made(study: Study, entry: Entry, places: Places, device: str) -> dict[str, Any]:
+    """What every kind of results file says."""
     timings = [json.loads(line) for line in places.timings(entry.name).read_text(encoding="utf-8").splitlines()]
     return {
         "format": FORMAT,
@@ -146,17 +204,14 @@ def _common(study: Study, entry: Entry, places: Places, records: Records | Segme
         "commands": reader_commands(study, entry),
         "seed": entry.seed,
         "seconds": round(sum(timing["seconds"] for timing in timings), 1),
-        "date": header.date,
         "revision": git_revision() or "unknown",
         "machine": Machine(
-            device=processor_name() if header.device == "cpu" else header.device,
+            device=processor_name() if device == "cpu" else device,
             processes=max(timing["processes"] for timing in timings),
             jobs=max(timing["jobs"] for timing in timings),
             python=platform.python_version(),
             torch=torch.__version__,
         ),
-        "data": data_of(records, name=study.data),
-        "precision": header.precision,
     }
 
 
@@ -177,7 +232,9 @@ def _run(
         "seconds": round(training_seconds(read_log(folder), recipe["optimizer"]["batch"]), 1),
         "revision": about["git"] or "unknown",
         "machine": Machine(jobs=jobs, **machine),
-        "data": data_of(records, name=study.data, train=about["pictures"], learned=about["names"]),
+        "data": data_of(
+            records, name=study.data_name(study.place_of(entry.key)), train=about["pictures"], learned=about["names"]
+        ),
         "recipe": without_folders(recipe),
         "epochs": recipe["schedule"]["epochs"] + recipe["schedule"]["cooldown"],
         "parameters": sum(weights.numel() for _, weights in api.load(places.model(entry)).named_parameters()),
@@ -230,7 +287,11 @@ def _words(before: RunResult) -> tuple[str, ...]:
 
 
 def _differing(before: Measurement, study: Study, entry: Entry, places: Places) -> list[str]:
-    differing = ["data"] if before.data.name != study.data else []
+    if isinstance(before, CommandResult):
+        changed = ["commands"] if before.commands != reader_commands(study, entry) else []
+        return changed + _other_weights(before.weights, entry, places)
+    place = study.place_of(entry.key) if entry.kind == "run" else MAIN
+    differing = ["data"] if before.data.name != study.data_name(place) else []
     if isinstance(before, RunResult | SegmentationResult):
         now = study.load_recipe_of(entry.key).model_copy(update={"seed": entry.seed})
         then = make_recipe(before.recipe, origin=f"{entry.name}.json: recipe")  # with keys newer than it
@@ -247,7 +308,10 @@ def _differing(before: Measurement, study: Study, entry: Entry, places: Places) 
         differing.append("budget")
     if isinstance(before, RoutingResult) and before.max_error not in (None, study.routing[entry.key].max_error):
         differing.append("max_error")
+    return differing + _other_weights(before.weights, entry, places)
+
+
+def _other_weights(before: str | None, entry: Entry, places: Places) -> list[str]:
+    """Says so if the model of an entry was trained again."""
     model = places.model(entry)
-    if entry.trained and Path(model).exists() and before.weights != _weights(model):
-        differing.append("weights")
-    return differing
+    return ["weights"] if entry.trained and Path(model).exists() and before != _weights(model) else []

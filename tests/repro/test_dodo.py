@@ -40,7 +40,7 @@ def study(tmp_path, monkeypatch):
     monkeypatch.setattr(entries, "check_earlier", lambda *arguments: None)
 
     def run(*words, failing=(), **variables):
-        module = load(study=tmp_path / "study.yaml", data="D", runs=tmp_path / "runs", **variables)
+        module = load(**{"study": tmp_path / "study.yaml", "data": tmp_path, "runs": tmp_path / "runs"} | variables)
 
         def command(entry, wanted):
             done.append(f"{wanted.words[0]} {entry.name}")
@@ -161,6 +161,59 @@ def test_the_model_that_a_run_starts_from_is_trained_although_it_was_measured(st
     assert study.done == ["train one-1", "train two-1", "evaluate two-1", "measure two-1"]
 
 
+COMMANDS = {
+    "table": {"title": "Table", "words": "frontier {records[one]} --out {out}/a.md"},
+    "speed": {"title": "Speed", "words": "bench {model} --out {out}/a.md", "rows": {"two": "two"}},
+}
+
+
+def test_what_a_command_uses_is_made_first(study, tmp_path):
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(STUDY | {"routing": {}, "commands": COMMANDS}))
+    assert study("table") == 0
+    assert study.done == ["train one-1", "evaluate one-1", "frontier table", "measure table"]
+    assert study("speed") == 0
+    assert study.done == ["train two-1", "bench speed-two", "measure speed-two"]
+
+
+def test_records_that_a_command_reads_are_made_again_although_they_were_measured(study, tmp_path):
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(STUDY | {"routing": {}, "commands": COMMANDS}))
+    study.results.mkdir(parents=True)
+    (study.results / "one-1.json").touch()
+    assert study("table") == 0
+    assert study.done == ["train one-1", "evaluate one-1", "frontier table", "measure table"]
+
+
+def test_entries_without_data_are_named_before_anything_begins(study, tmp_path):
+    runs = {"one": {"seeds": [1]}, "two": {"seeds": [1], "data": "masks"}}
+    changes = {"runs": runs, "routing": {}, "comparisons": {}, "places": {"masks": "ADE20K"}}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(STUDY | changes))
+    for variables, message in [
+        ({}, "two-1 need ADE20K; say where it is with masks=FOLDER"),
+        ({"masks": tmp_path / "no"}, f"no images at {tmp_path / 'no'}, which two-1 need"),
+        ({"masks": tmp_path, "data": "no"}, "no images at no, which one-1 need"),
+        ({"mask": tmp_path}, "mask: unknown key; did you mean 'masks'"),
+    ]:
+        with pytest.raises(InvalidDodoFile) as error:
+            study(**variables)
+        assert message in str(error.value)
+        assert not study.runs.exists()
+    assert study(masks="none") == 0
+    assert study.done == ["train one-1", "evaluate one-1", "measure one-1"]
+
+
+def test_what_a_command_printed_is_kept_beside_what_it_wrote(module, tmp_path):
+    make = module  # writes the study of the other tests first
+    commands = {"listed": {"title": "List", "words": "info nettewoof-tiny", "printed": True}}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(UNTRAINED | {"routing": {}, "commands": commands}))
+    made = make()
+    (entry,) = made.ENTRIES
+    (command,) = made.commands_of(made.STUDY, entry, made.PLACES)
+    for _ in range(2):  # the log grows
+        assert made.progresvit(entry, command) is None
+        assert command.makes.read_text().count("nettewoof-tiny: parameters") == 1
+        assert "-m progresvit" not in command.makes.read_text()
+
+
 def test_a_linear_probe_is_trained_by_one_process(module, tmp_path):
     runs = {"one": {"seeds": [1], "task": "knn"}, "two": {"seeds": [1], "task": "linear"}}
     make = module  # writes the study of the other tests first
@@ -175,7 +228,7 @@ def module(tmp_path):
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(STUDY))
 
     def make(**variables):
-        return load(study=tmp_path / "study.yaml", data="D", runs=tmp_path / "runs", **variables)
+        return load(study=tmp_path / "study.yaml", data=tmp_path, runs=tmp_path / "runs", **variables)
 
     return make
 
@@ -233,7 +286,7 @@ import signal
 import sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 from tests.repro.dodo import doit, load
-module = load(True, study="study.yaml", data="D", runs="runs")
+module = load(True, study="study.yaml", data=".", runs="runs")
 slow = '''
 import pathlib, signal, time
 stop = []

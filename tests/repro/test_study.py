@@ -6,7 +6,19 @@ import pytest
 import yaml
 
 from repro.measure.entries import check_earlier
-from repro.study import STUDY_FILE, Places, commands_of, entries_of, load_study, read_study, reader_commands
+from repro.study import (
+    LEFT_OUT,
+    STUDY_FILE,
+    Places,
+    check_data,
+    commands_of,
+    entries_of,
+    load_study,
+    options_of,
+    read_study,
+    reader_commands,
+    with_data,
+)
 
 REPRO = Path(__file__).parents[2] / "repro"
 MADE = {
@@ -24,6 +36,15 @@ MADE = {
 TEST = {"label": "a gain", "ours": "two", "theirs": "one", "margin": 0.46}
 
 
+PLACES = {"places": {"masks": "ADE20K", "sets": "shifted sets"}, "comparisons": {}, "routing": {}, "shift": {}}
+SPEED = {
+    "title": "Speed",
+    "words": "bench {model} --out {out}/speed.md",
+    "rows": {"ours": "two", "theirs": "timm/deit"},
+}
+TABLE = {"title": "A table", "words": "frontier {records[one]} {models[two]} {sets}/a --data {data} --out {out}/a.md"}
+
+
 def write(path, **changes):
     path.write_text(yaml.safe_dump({**MADE, **changes}))
     return path
@@ -34,18 +55,35 @@ def made(tmp_path):
     return load_study(write(tmp_path / "made.yaml"))
 
 
-@pytest.mark.parametrize("name", ["digits", "imagenet", "photos"])
+@pytest.mark.parametrize("name", ["digits", "paper", "photos"])
 def test_the_run_lists_are_valid(name):
     study = load_study(name)
     assert entries_of(study)
     assert study.comparisons
 
 
-def test_imagenet_asks_for_the_papers_tables():
-    study = load_study("imagenet")
+def test_the_paper_has_every_table_and_figure():
+    study = load_study("paper")
     assert {"construction", "distillation", "schedules"} <= set(study.comparisons)
+    assert {"resolutions", "width", "tokens", "depth", "knn", "linear"} <= set(study.frontiers)
+    assert {"sweep", "shift_v2", "shift_a", "shift_r", "shift_sketch", "shift_c", "speed", "memory"} <= set(
+        study.commands
+    )
     recipes = {study.recipe_of(run)[0] for run in study.runs}
-    assert {"width_only", "width_resolution", "192_240", "192_240_kd", "160_240", "160_384", "128_192_240"} <= recipes
+    unused = {
+        path.stem for path in (REPRO.parent / "recipes").glob("*.yaml") if "torchrun" in path.read_text()
+    } - recipes
+    assert not unused  # recipes of the paper are made for several GPUs
+
+
+def test_every_command_of_the_paper_is_one_that_there_is():
+    study = load_study("paper")
+    for entry in entries_of(study):
+        for command in commands_of(
+            study, entry, Places(data="D", runs=Path("R"), others={"masks": "M", "shifts": "S"})
+        ):
+            words = [word for word in command.words if word.startswith("--")]
+            assert set(words) <= options_of(command.words), command.words
 
 
 def test_every_seed_is_an_entry_and_further_measurements_know_who_trains_their_model(made):
@@ -103,6 +141,61 @@ def test_shift_over_seeds_measures_the_model_of_every_seed_on_the_same_corrupted
         entries_of(study)
 
 
+def test_a_command_runs_for_each_row_or_once(tmp_path):
+    study = load_study(write(tmp_path / "made.yaml", **PLACES | {"commands": {"speed": SPEED, "table": TABLE}}))
+    entries = {entry.name: entry for entry in entries_of(study)}
+    assert reader_commands(study, entries["speed-two"]) == (
+        "progresvit bench RUNS/two-42/model --out RUNS/made/speed-two/speed.md",
+    )
+    assert reader_commands(study, entries["speed-timm-deit"]) == (
+        "progresvit bench timm/deit --out RUNS/made/speed-timm-deit/speed.md",
+    )
+    assert reader_commands(study, entries["table"]) == (
+        "progresvit frontier RUNS/records/one-1.parquet RUNS/two-42/model SETS/a --data DATA --out RUNS/made/table/a.md",
+    )
+    assert entries["table"].uses == ("two-42",)
+    assert dict(entries["table"].records) == {"one": "one-1"}
+
+
+def test_runs_of_one_study_may_have_other_data(tmp_path):
+    runs = {"one": {}, "of": {"of": "one", "task": "knn"}, "mask": {"data": "masks", "start": "one"}}
+    plan = {"title": "x", "val": "v", "test": "v", "ours": "mask", "rows": {"a": "mask"}, "margin": 1, "max_drop": 1}
+    study = load_study(write(tmp_path / "made.yaml", **PLACES | {"runs": runs, "segmentation": plan}))
+    entries = {entry.name: entry for entry in entries_of(study)}
+    places = Places(data="D", runs=Path("R"), others={"masks": "M"})
+    sources = {
+        name: [command.words[command.words.index("--data") + 1] for command in commands_of(study, entry, places)]
+        for name, entry in entries.items()
+    }
+    assert sources == {"one-42": ["D", "D"], "of-42": ["D"], "mask-42": ["M", "M"]}  # one split, evaluated once
+    assert (study.data_name("data"), study.data_name("masks")) == ("digits", "ADE20K")
+
+
+def test_entries_without_data_are_named_or_left_out(tmp_path):
+    runs = {"one": {}, "mask": {"data": "masks"}, "more": {"start": "mask"}}
+    changes = {"runs": runs, "commands": {"table": TABLE | {"words": "frontier {records[more]} --out {out}/a.md"}}}
+    study = load_study(write(tmp_path / "made.yaml", **PLACES | changes))
+    entries = entries_of(study)
+    with pytest.raises(ValueError, match="^mask-42, more-42, table need ADE20K; say where it is with masks=FOLDER"):
+        with_data(study, entries, Places(data="D", runs=Path("R")))
+    kept = with_data(study, entries, Places(data="D", runs=Path("R")), measured=["mask-42", "more-42", "table"])
+    assert kept == entries
+    kept = with_data(study, entries, Places(data="D", runs=Path("R"), others={"masks": LEFT_OUT}))
+    assert [entry.name for entry in kept] == ["one-42"]
+    places = Places(data="*.yaml", runs=Path("R"), others={"masks": "there"})
+    with pytest.raises(ValueError, match="^there are no images at there, which mask-42 need.$"):
+        check_data(study, entries, places, tmp_path)
+    (tmp_path / "there").mkdir()
+    check_data(study, entries, places, tmp_path)
+
+
+def test_a_sample_of_the_training_images_fits_routers(tmp_path):
+    routing = {"routing": {"model": "two", "learned_images": 7}}
+    study = load_study(write(tmp_path / "made.yaml", routing=routing))
+    (entry,) = [entry for entry in entries_of(study) if entry.kind == "routing"]
+    assert " --split train --limit 7 --seed 0 " in reader_commands(study, entry)[1]
+
+
 def test_what_a_command_makes_lies_where_it_puts_it(made, tmp_path):
     places = Places(data="D", runs=tmp_path)
     for entry in entries_of(made):
@@ -144,6 +237,12 @@ def test_declared_tests_are_written_with_the_study(tmp_path):
         ({"shift": {"shift": {"models": ["one"], "corruptions": ["foggy"]}}}, "'foggy' is unknown, did you mean 'fog'"),
         ({"shift": {"shift": {"models": ["one"], "severities": [9]}}}, "9 is unknown, choose one of 1, 2"),
         ({"routing": {"a/b": {"model": "one"}}}, "'a/b' names files"),
+        ({"runs": {"one": {"data": "mask"}}, **PLACES}, "runs.one: data: 'mask' is not among .*did you mean 'masks'"),
+        ({"places": {"data": "x"}}, "places: data means something else"),
+        ({"commands": {"a": SPEED | {"words": "bench {model}"}}}, "commands.a.*nothing of this command is kept"),
+        ({"commands": {"a": SPEED | {"rows": {}}}}, "commands.a.*belong together"),
+        ({"commands": {"a": SPEED | {"words": "bench {model} {oot} --out {out}"}}}, "{oot}, did you mean 'out'"),
+        ({"commands": {"a": TABLE | {"words": "frontier {records[tow]} --out {out}"}}}, "'tow', did you mean 'two'"),
     ],
 )
 def test_a_study_that_cannot_run_is_refused_before_it_begins(tmp_path, changes, message):
