@@ -46,7 +46,10 @@ def frontier_table(
         router: Compare thresholds with its probabilities instead of entropies.
         settings: Named thresholds, chosen elsewhere; each gets a row with its name.
     """
-    (main, label), (other, other_label) = next(iter(models.values())).metric.labels.items()
+    first = next(iter(models.values()))
+    for records in models.values():
+        first.header.check_same_sample(records.header)
+    (main, label), (other, other_label) = first.metric.labels.items()
     rows: list[Row] = []
     for name, records in models.items():
         limits = records.default_thresholds() if thresholds is None else thresholds

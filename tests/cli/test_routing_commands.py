@@ -63,6 +63,19 @@ def test_a_saved_model_that_merges_tokens_is_described_and_evaluated(model, digi
     refused("merge", *evaluate, "--merge", "1,2,3", "--out", tmp_path / "x.parquet")
 
 
+def test_evaluate_takes_a_sample(model, digits, segmenter, tmp_path):
+    base = ["evaluate", model, "--data", digits, "--workers", 0, "--device", "cpu", "--out", tmp_path / "r.parquet"]
+    refused("--limit 25 is more than the 24 images", *base, "--limit", 25)
+    refused("--limit must be at least 1, got 0", *base, "--limit", 0)
+    refused("give both", *base, "--seed", 1)
+    both = ("--limit", 2, "--seed", 0)
+    refused("--limit and --seed are for classification models", "evaluate", segmenter, *base[2:], *both)
+    output = works(*base, "--limit", 9, "--seed", 1)
+    assert "note: a random sample of 9 of 24 images, drawn with seed 1" in output
+    assert "top-1 of 9 images" in output
+    assert read_records(tmp_path / "r.parquet").header.sample == {"images": 9, "of": 24, "seed": 1}
+
+
 @pytest.mark.slow
 def test_evaluate_says_what_it_left_out_and_refuses_bad_input(model, digits, tmp_path):
     out = tmp_path / "x" / "r.parquet"
