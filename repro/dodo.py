@@ -28,7 +28,7 @@ from pydantic import Field
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from progresvit.io.files import replace_file
-from progresvit.io.parse import Section, parse
+from progresvit.io.parse import Section, did_you_mean, parse
 from repro.store import measured_names
 from repro.study import (
     STUDY_FILE,
@@ -78,6 +78,9 @@ try:
     named = typed.get("study", "")
     SOURCE = HERE / named if named.endswith(".yaml") else named
     elsewhere = set(read_study(SOURCE).places) if named else set()
+    for name in set(typed) - {*Variables.model_fields, *elsewhere} if elsewhere else ():
+        nearest = did_you_mean(name, [*Variables.model_fields, *elsewhere])
+        raise ValueError(f"variables of repro/dodo.py: {name}: unknown key; {nearest}")
     GIVEN = parse(
         Variables, {name: typed[name] for name in typed if name not in elsewhere}, origin="variables of repro/dodo.py"
     )
@@ -109,6 +112,8 @@ DOIT_CONFIG = {
 }
 PLACES.runs.mkdir(parents=True, exist_ok=True)
 
+start: Any = subprocess.Popen
+"""Starts the process of a command; ``rehearse.py`` has another."""
 running: set[subprocess.Popen[bytes]] = set()
 """Commands at work."""
 
@@ -229,7 +234,7 @@ def run(entry: Entry, words: list[str]) -> TaskFailed | None:
     with log.open("ab") as file:
         file.write(f"$ {shlex.join(words)}\n".encode())
         file.flush()
-        child = subprocess.Popen(
+        child = start(
             words, cwd=HERE, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, process_group=0
         )
         running.add(child)  # in a group of its own: Ctrl-C reaches it once, through stop_running

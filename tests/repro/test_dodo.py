@@ -210,7 +210,7 @@ def test_what_a_command_printed_is_kept_beside_what_it_wrote(module, tmp_path):
     (command,) = made.commands_of(made.STUDY, entry, made.PLACES)
     for _ in range(2):  # the log grows
         assert made.progresvit(entry, command) is None
-        assert command.makes.read_text().count("nettewoof-tiny: parameters") == 1
+        assert command.makes.read_text().count("\nRounds ") == 1
         assert "-m progresvit" not in command.makes.read_text()
 
 

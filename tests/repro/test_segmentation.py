@@ -87,7 +87,7 @@ def test_the_bands_of_the_plot_end_at_the_intervals_of_the_table(study):
             assert (heights.min(), heights.max()) == pytest.approx((100 * row.miou.lowest, 100 * row.miou.highest))
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert len(names) == len(set(names)) == len(study.runs) + 2
-    assert names[-1].endswith(f"seeds, {study.drawn}")
+    assert names[-1].endswith(", ".join(study.drawn))
 
 
 def test_points_are_those_of_a_naive_count(study):
