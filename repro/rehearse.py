@@ -28,14 +28,22 @@ from typing import Any, BinaryIO
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import progresvit._torchvision  # noqa: F401  (ahead of timm)
+
+# isort: split
 import numpy as np
+import torch
 import yaml
 from doit.cmd_base import ModuleTaskLoader
 from doit.doit_cmd import DoitMain
 from PIL import Image
+from timm.data import ImageNetInfo
 
+from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.augment.corruptions import CORRUPTIONS
 from progresvit.io.yaml_files import read_mapping
+from progresvit.model import ProgResViT
+from progresvit.model.saving import save
 from repro import page
 from repro.blocks import NOT_MEASURED
 from repro.study import Study, read_study
@@ -157,12 +165,6 @@ def _toy_words(text: str) -> str:
 
 def write_toys(folder: Path) -> dict[str, Path]:
     """Random weights of a toy plain ViT in place of each model of timm; its folder by the name of that model."""
-    import torch
-    from timm.data import ImageNetInfo
-
-    from progresvit.config import ModelConfig, make_rounds
-    from progresvit.model import ProgResViT, save
-
     torch.manual_seed(0)
     names = tuple(ImageNetInfo().label_names())
     folders = {}
@@ -183,8 +185,6 @@ def write_toys(folder: Path) -> dict[str, Path]:
 
 def write_images(folder: Path) -> dict[str, Path]:
     """Generated images in the layouts of the paper's datasets: where each place of the study is."""
-    from timm.data import ImageNetInfo
-
     wnids = ImageNetInfo().label_names()
     draw = np.random.default_rng(0)
     files = [_image(folder / "images" / f"{number}.jpg", draw) for number in range(50)]
