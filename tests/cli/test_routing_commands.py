@@ -3,6 +3,7 @@
 import csv
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from progresvit.metrics.interval import share_interval
 from progresvit.routing import load_budgets, load_router, load_setting
 from tests.commands import refused, run, works
 from tests.evaluation.made import make_records
+
+PUBLISHED = Path(__file__).parents[2] / "repro" / "published.yaml"
 
 
 @pytest.fixture
@@ -97,6 +100,20 @@ def test_evaluate_says_what_it_left_out_and_refuses_bad_input(model, digits, tmp
     progresvit.save(broken, model)
     output = works(*base, "--data", digits, "--overwrite")
     assert "24 images have NaN or infinite logits" in output
+
+
+def test_frontier_beside_published_results(records, tmp_path):
+    published = ("--published", PUBLISHED, "--comparison", "dynamic-tokens")
+    outs = [tmp_path / f"f.{suffix}" for suffix in ("csv", "json", "png")]
+    output = works("frontier", records, *published, *(x for out in outs for x in ("--out", out)))
+    assert "published, DeiT-S, r = 13" in output
+    assert "arXiv:2210.09461" in output
+    rows = list(csv.DictReader(outs[0].open()))
+    assert {row["model"] for row in rows if row["source"]} == {row["model"] for row in rows} - {"r"}
+    refused("give both", "frontier", records, "--comparison", "early-exit")
+    refused("no comparison 'x'; choose one of adaptive-width", "frontier", records, *published[:3], "x")
+    (tmp_path / "bad.yaml").write_text("series: [{method: ToMe, points: []}]")
+    refused("ToMe has no source", "frontier", records, "--published", tmp_path / "bad.yaml")
 
 
 @pytest.mark.slow
