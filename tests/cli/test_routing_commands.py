@@ -11,6 +11,7 @@ import torch
 
 import progresvit
 from progresvit.evaluation import read_records, write_records
+from progresvit.evaluation.shift import read_summary
 from progresvit.metrics.interval import share_interval
 from progresvit.routing import load_budgets, load_router, load_setting
 from tests.commands import refused, run, works
@@ -342,6 +343,22 @@ def test_trust_with_and_without_temperatures(records, others, tmp_path):
     assert "calibration error" in works("trust", records, "--out", tmp_path / "t.json", "--out", tmp_path / "t.png")
     assert "after scaling" in works("trust", records, "--temperature", "--out", tmp_path / "scaled.png")
     refused("evaluate again with --logits (progresvit evaluate)", "trust", others, "--temperature")
+
+
+def test_shift_draws_models_beside_each_other(model, digits, randomize, tmp_path):
+    other = progresvit.save(randomize(progresvit.load(model)), tmp_path / "other")
+    some = ["--data", digits, "--suite", "generated", "--corruptions", "contrast", "--severities", "2", "--workers", 0]
+    mine, theirs = (["shift", one, *some, "--device", "cpu", "--out", one / "shift"] for one in (model, other))
+    refused("--beside adds results to the figure of --plot", *mine, "--beside", tmp_path)
+    refused("there is no summary of progresvit shift", *mine, "--plot", tmp_path / "s.png", "--beside", tmp_path)
+    refused("the suffix names the format", *mine, "--plot", tmp_path / "s.jpg")
+    works(*theirs)
+    works(*mine, "--threshold", "0.9", "--plot", tmp_path / "s.svg", "--beside", other / "shift")
+    figure = (tmp_path / "s.svg").read_text()
+    assert all(name in figure for name in ("<!-- model -->", "<!-- model, routed at τ = 0.9 -->", "<!-- other -->"))
+    (row,) = json.loads((model / "shift" / "shift.json").read_text())["rows"]
+    summary = read_summary(model / "shift")
+    assert (summary.full.top1, summary.routed.top1) == (row["top1_round_2"], row["top1_routed"])
 
 
 @pytest.mark.slow
