@@ -45,8 +45,12 @@ FREE_TO_CHANGE = {"run", "data.workers", "data.in_memory_cache", "optimizer.lr"}
 _CLASS_KEYS = ("num_classes", "class_ids", "labels", "task")
 
 
-def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
-    """Refuse a folder that contains anything but this run. Nothing is written yet."""
+def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> Recipe:
+    """Refuse a folder that contains anything but this run. Nothing is written yet.
+
+    Returns the recipe. A run that began before the key ``augment.erase_before_mixing`` existed goes on as it began,
+    unless the recipe sets the key.
+    """
     if resume and overwrite:
         raise ValueError("resume=True continues a run and overwrite=True removes it; pass only one of them.")
     if out.exists() and not out.is_dir():
@@ -54,7 +58,7 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
     if not (out / RECIPE_FILE).is_file():
         if out.is_dir() and any(path.name != LOCK_FILE and not is_staged(path, _NAMES) for path in out.iterdir()):
             raise ValueError(f"{out} holds other files and no run; name a new folder.")
-        return
+        return recipe
     if not resume and not overwrite:
         raise ValueError(
             f"{out} already holds a run; pass resume=True to continue it, overwrite=True to replace it, or name "
@@ -67,13 +71,24 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
             raise ValueError(
                 f"{out / RECIPE_FILE} is damaged ({error}); restore the recipe of the run, or pass overwrite=True."
             ) from error
-        before = yaml.safe_load(_read_recipe(before, out).to_yaml())  # adds keys that are newer than the run
+        began = _read_recipe(before, out)
+        if began.augment.erasing and "erase_before_mixing" not in before["augment"]:
+            began = _erase_early(began)
+            if "erase_before_mixing" not in recipe.augment.model_fields_set:
+                recipe = _erase_early(recipe)
+        before = yaml.safe_load(began.to_yaml())  # adds keys that are newer than the run
         differing = changed_keys(before, yaml.safe_load(recipe.to_yaml()))
         if differing:
             raise ValueError(
                 f"{out} holds a run of another recipe ({', '.join(differing)}); resume with the same recipe, or "
                 "name another folder."
             )
+    return recipe
+
+
+def _erase_early(recipe: Recipe) -> Recipe:
+    augment = recipe.augment.model_copy(update={"erase_before_mixing": True})
+    return recipe.model_copy(update={"augment": augment})
 
 
 def remove_leftovers(out: Path) -> None:
