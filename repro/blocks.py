@@ -356,7 +356,7 @@ class Page:
     def command(self, name: str) -> str:
         """What a command of the study wrote: its tables, with a row for each model, and its figures."""
         plan = self.study.commands[name]
-        rows = {label: self.study.command_name(name, model) for label, model in plan.rows.items()} or {"": name}
+        rows = self.study.command_names(name)
         results = {label: self.results.command[row] for label, row in rows.items() if row in self.results.command}
         if not results:
             return NOT_MEASURED

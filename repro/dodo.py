@@ -31,6 +31,7 @@ from progresvit.io.files import replace_file
 from progresvit.io.parse import Section, did_you_mean, parse
 from repro.store import measured_names
 from repro.study import (
+    PRINTED,
     STUDY_FILE,
     Command,
     Entry,
@@ -101,7 +102,9 @@ try:
 except (ValueError, OSError) as error:
     raise InvalidDodoFile(str(error)) from error
 
-TO_EVALUATE = {*(entry.name for entry in TO_MEASURE), *(name for one in TO_MEASURE for name in one.records.values())}
+TO_EVALUATE = {entry.name for entry in TO_MEASURE}
+while more := {name for entry in ENTRIES if entry.name in TO_EVALUATE for name in entry.reads} - TO_EVALUATE:
+    TO_EVALUATE |= more
 DOIT_CONFIG = {
     "backend": "json",
     "dep_file": str(PLACES.runs / ".doit.json"),
@@ -185,7 +188,11 @@ def _task(entry: Entry, name: str, command: Command) -> Task:
         "name": name,
         "doc": shlex.join(("progresvit", *command.words)),
         "actions": [(progresvit, [entry, command])],
-        "file_dep": [*files, *(PLACES.records(records) for records in entry.records.values())],
+        "file_dep": [
+            *files,
+            *(PLACES.records(name) for name in entry.records.values()),
+            *(PLACES.made(name) / PRINTED for name in entry.made),
+        ],
         "targets": [command.makes],
         "uptodate": [config_changed(shlex.join(command.words))],
     }

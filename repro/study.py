@@ -209,8 +209,8 @@ class CommandPlan(Section):
     """A progresvit command whose tables and figures are kept, for each of some models or once.
 
     Placeholders stand for what it uses: ``{model}`` is the model of the row, ``{models[RUN]}`` and ``{records[RUN]}``
-    the model and the records of a run, ``{out}`` the folder that it writes to, ``{repro}`` this folder, ``{data}`` and
-    the study's ``places`` the datasets.
+    the model and the records of a run, ``{made[ENTRY]}`` the folder of another command, ``{out}`` the folder that it
+    writes to, ``{repro}`` this folder, ``{data}`` and the study's ``places`` the datasets.
     """
 
     title: str
@@ -269,6 +269,7 @@ class Study(Section):
 
     @model_validator(mode="after")
     def _names(self) -> Study:
+        above: list[str] = []
         named = (*self.runs, *self.comparisons, *self.frontiers, *self.routing, *self.shift, *self.commands)
         for name in (*named, *self.places):
             if not re.fullmatch(r"[\w.-]+", name):
@@ -305,18 +306,22 @@ class Study(Section):
                 raise ValueError(
                     f"runs.{name}: data: unknown place {run.data!r}, {did_you_mean(run.data, self.places)}"
                 )
-        taken = {MAIN, "model", "models", "records", "out", "repro"} & set(self.places)
+        taken = {MAIN, "model", "models", "records", "made", "out", "repro"} & set(self.places)
         if taken:
             raise ValueError(f"places: {', '.join(sorted(taken))} means something else; choose another name")
         for name, command in self.commands.items():
-            self._check_command(f"commands.{name}", command)
+            self._check_command(f"commands.{name}", command, above)
+            above += self.command_names(name).values()
         return self
 
-    def _check_command(self, where: str, command: CommandPlan) -> None:
-        for kind, run in placeholders(command.words):
+    def _check_command(self, where: str, command: CommandPlan, above: Sequence[str]) -> None:
+        for kind, inside in placeholders(command.words):
             if kind in ("models", "records"):
-                if run not in self.runs:
-                    raise ValueError(f"{where}: unknown run {run!r}, {did_you_mean(run, self.runs)}")
+                if inside not in self.runs:
+                    raise ValueError(f"{where}: unknown run {inside!r}, {did_you_mean(inside, self.runs)}")
+            elif kind == "made":
+                if inside not in above:
+                    raise ValueError(f"{where}: no command above makes {inside!r}, {did_you_mean(inside, above)}")
             elif kind not in (known := ("model", "out", "repro", MAIN, *self.places)):
                 raise ValueError(f"{where}: unknown placeholder {{{kind}}}, {did_you_mean(kind, known)}")
 
@@ -371,9 +376,9 @@ class Study(Section):
         name = key if len(self.shift[key].models) == 1 else f"{key}-{_plain(model)}"
         return name if seed is None else f"{name}-{seed}"
 
-    def command_name(self, key: str, model: str) -> str:
-        """Name of the results file of a row of a command."""
-        return f"{key}-{_plain(model)}"
+    def command_names(self, key: str) -> dict[str, str]:
+        """Names of a command's results files by the label of each row; without rows, one of no label."""
+        return {label: f"{key}-{_plain(label)}" for label in self.commands[key].rows} or {"": key}
 
     def shift_seeds(self, key: str, model: str) -> tuple[int | None, ...]:
         """The seeds with which a model is measured under corruption; one None: not by seed."""
@@ -450,6 +455,13 @@ class Entry:
     """Further runs whose models a command uses, and what trains each."""
     records: Mapping[str, str] = field(default_factory=dict)
     """Runs whose records a command reads, and the entry of each."""
+    made: tuple[str, ...] = ()
+    """Entries of other commands whose files a command reads."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The entries whose files a command reads."""
+        return (*self.records.values(), *self.made)
 
     @property
     def uses(self) -> tuple[str, ...]:
@@ -496,17 +508,19 @@ def _command_entries(study: Study, key: str, first: Mapping[str, Entry]) -> list
     named = placeholders(plan.words)
     models = {run: str(first[run].trained) for kind, run in named if kind == "models"}
     records = {run: first[run].name for kind, run in named if kind == "records"}
+    made = tuple(inside for kind, inside in named if kind == "made")
     return [
         Entry(
-            name=study.command_name(key, model) if plan.rows else key,
+            name=name,
             kind="command",
             key=key,
-            model=model,
+            model=(model := plan.rows.get(label, "")),
             trained=first[model].trained if model in first else None,
             models=models,
             records=records,
+            made=made,
         )
-        for model in (dict.fromkeys(plan.rows.values()) if plan.rows else [""])
+        for label, name in study.command_names(key).items()
     ]
 
 
@@ -637,6 +651,7 @@ def _command(study: Study, entry: Entry, places: Places) -> Command:
         "model": places.model(entry),
         "models": {run: places.run(trained) / "model" for run, trained in entry.models.items()},
         "records": {run: places.records(name) for run, name in entry.records.items()},
+        "made": {name: places.made(name) for name in entry.made},
     }
     words = tuple(word.format_map(values) for word in shlex.split(study.commands[entry.key].words))
     return Command(words=words, makes=out / PRINTED)
@@ -651,7 +666,7 @@ def places_of(study: Study, entry: Entry, entries: Mapping[str, Entry]) -> set[s
         found = {kind for kind, _ in placeholders(study.commands[entry.key].words)} & {MAIN, *study.places}
     else:
         found = {study.place_of(entry.key) if entry.kind == "run" else MAIN}
-    for name in {*entry.uses, *entry.records.values(), *filter(None, [entry.start])} - {entry.name}:
+    for name in {*entry.uses, *entry.reads, *filter(None, [entry.start])} - {entry.name}:
         found |= places_of(study, entries[name], entries)
     return found
 

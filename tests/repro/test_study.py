@@ -140,11 +140,11 @@ def test_shift_over_seeds_measures_the_model_of_every_seed_on_the_same_corrupted
 def test_a_command_runs_for_each_row_or_once(tmp_path):
     study = load_study(write(tmp_path / "made.yaml", **PLACES | {"commands": {"speed": SPEED, "table": TABLE}}))
     entries = {entry.name: entry for entry in entries_of(study)}
-    assert reader_commands(study, entries["speed-two"]) == (
-        "progresvit bench RUNS/two-42/model --out RUNS/made/speed-two/speed.md",
+    assert reader_commands(study, entries["speed-ours"]) == (
+        "progresvit bench RUNS/two-42/model --out RUNS/made/speed-ours/speed.md",
     )
-    assert reader_commands(study, entries["speed-timm-deit"]) == (
-        "progresvit bench timm/deit --out RUNS/made/speed-timm-deit/speed.md",
+    assert reader_commands(study, entries["speed-theirs"]) == (
+        "progresvit bench timm/deit --out RUNS/made/speed-theirs/speed.md",
     )
     assert reader_commands(study, entries["table"]) == (
         "progresvit frontier RUNS/records/one-1.parquet RUNS/two-42/model SETS --data DATA --out RUNS/made/table/a.md",
@@ -238,6 +238,11 @@ def test_declared_tests_are_written_with_the_study(tmp_path):
         ({"commands": {"a": SPEED | {"words": "bench {model}"}}}, "commands.a.*nothing of this command is kept"),
         ({"commands": {"a": SPEED | {"rows": {}}}}, "commands.a.*belong together"),
         ({"commands": {"a": SPEED | {"words": "bench {model} {oot} --out {out}"}}}, "{oot}, did you mean 'out'"),
+        (
+            {"commands": {"speed": SPEED, "a": TABLE | {"words": "x {made[speed-our]} {out}"}}},
+            "did you mean 'speed-ours'",
+        ),
+        ({"commands": {"a": TABLE | {"words": "x {made[a]} {out}"}}}, "no command above makes 'a', there are none"),
         ({"commands": {"a": TABLE | {"words": "frontier {records[tow]} --out {out}"}}}, "'tow', did you mean 'two'"),
     ],
 )
