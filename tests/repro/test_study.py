@@ -239,8 +239,8 @@ def test_declared_tests_are_written_with_the_study(tmp_path):
         ({"commands": {"a": SPEED | {"rows": {}}}}, "commands.a.*belong together"),
         ({"commands": {"a": SPEED | {"words": "bench {model} {oot} --out {out}"}}}, "{oot}, did you mean 'out'"),
         (
-            {"commands": {"speed": SPEED, "a": TABLE | {"words": "x {made[speed-our]} {out}"}}},
-            "did you mean 'speed-ours'",
+            {"commands": {"a": SPEED, "b": TABLE | {"words": "x {made[a-our]} {out}"}}},
+            "did you mean 'a-ours'",
         ),
         ({"commands": {"a": TABLE | {"words": "x {made[a]} {out}"}}}, "no command above makes 'a', there are none"),
         ({"commands": {"a": TABLE | {"words": "frontier {records[tow]} --out {out}"}}}, "'tow', did you mean 'two'"),
