@@ -36,7 +36,7 @@ def shift(
         str | None, typer.Option(help="Also report this threshold, or the threshold of a setting, by file or name.")
     ] = None,
     router: options.RouterFile = None,
-    precision: options.TorchPrecision = "fp32",
+    precision: options.EvaluationPrecision = "fp32",
     batch: Annotated[
         int | None, typer.Option(help="Images per batch. 128 by default on a GPU, 32 on a CPU, 64 for an export.")
     ] = None,

@@ -38,7 +38,7 @@ def test_the_papers_recipe_is_that_of_the_method(name):
     assert recipe.model.config(**NAMES) == preset(f"progresvit_small_{name}")
     assert recipe.model.start == "deit_small_patch16_224.fb_in1k"
     assert recipe.model.drop_path == 0.1
-    assert recipe.run.precision == "fp32"
+    assert recipe.run.precision == "tf32"
     assert (recipe.ema, recipe.seed, recipe.epochs) == (0.99996, 42, 310)
     assert recipe.optimizer.model_dump() == {
         "name": "adamw", "lr": 5e-4, "lr_batch": 512, "weight_decay": 0.05, "betas": (0.9, 0.999), "eps": 1e-8,
