@@ -89,9 +89,8 @@ class Model(Section):
                 raise ValueError("give either preset, or resolutions and heads, or a model folder as start")
         elif (self.preset is None) == (not self.resolutions) or (not self.resolutions) != (not self.heads):
             raise ValueError("give either preset, or resolutions and heads")
-        for key in ("start_fusion", "start_as_prefix"):
-            if self.start is None and _changed(self, [key]):
-                raise ValueError(f"{key} needs a pretrained start; set start, or remove {key}")
+        if self.start_fusion == "quiet" and self.start is None:
+            raise ValueError("start_fusion: quiet needs a pretrained start; set start, or remove start_fusion")
         if self.start_as_prefix and self.start_fusion == "quiet":
             raise ValueError(
                 "start_fusion: quiet begins the last round as the start, which is narrower with start_as_prefix; "

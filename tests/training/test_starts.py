@@ -255,8 +255,6 @@ def test_a_narrower_model_folder_becomes_the_leading_channels(saved):
     assert torch.equal(model.blocks[1].mlp.fc1.weight[:256, :64], weights["blocks.1.mlp.fc1.weight"])
     with pytest.raises(ValueError, match="start_fusion: quiet begins the last round as the start"):
         recipe(model={"start": str(folder), "start_as_prefix": True, "start_fusion": "quiet"})
-    with pytest.raises(ValueError, match="start_as_prefix needs a pretrained start"):
-        recipe(model={"start_as_prefix": True})
 
 
 def test_the_gates_start_as_the_recipe_says():
