@@ -29,7 +29,7 @@ from progresvit.data.sampler import EpochSampler
 from progresvit.data.sources import InMemorySource
 from progresvit.distributed import Processes, start_processes
 from progresvit.model import ProgResViT
-from progresvit.model.precision import PRECISIONS
+from progresvit.model.precision import PRECISIONS, matrix_products
 from progresvit.table import Column, Table
 from progresvit.training.recipe import Recipe, make_recipe
 from progresvit.training.step import TrainingStep
@@ -268,7 +268,8 @@ def main() -> None:
         for kind, measure in kinds.items():
             if (options.only and kind != options.only) or (kind in ("photographs", "files") and not options.data):
                 continue
-            rows.append({"what": names[kind], **measure(options, processes, batch)})
+            with matrix_products(options.precision):
+                rows.append({"what": names[kind], **measure(options, processes, batch)})
             print(json.dumps(rows[-1]), flush=True)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     compiled = "compiled" if options.compile else "eager"

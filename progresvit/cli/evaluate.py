@@ -99,7 +99,7 @@ def evaluate(
     in_memory: Annotated[
         bool, typer.Option("--in-memory", help="linear: decode the training images once and keep them on the device.")
     ] = False,
-    precision: options.TorchPrecision = "fp32",
+    precision: options.EvaluationPrecision = "fp32",
     batch: Annotated[
         int | None,
         typer.Option(

@@ -41,6 +41,7 @@ Backend = Annotated[str | None, typer.Option(help=BACKEND_HELP)]
 Device = Annotated[str | None, typer.Option(help=DEVICE_HELP)]
 Precision = Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp8.")]
 TorchPrecision = Annotated[str, typer.Option(help="fp32, bf16 or fp16.")]
+EvaluationPrecision = Annotated[str, typer.Option(help="fp32, tf32, bf16 or fp16.")]
 Batch = Annotated[int | None, typer.Option(help="Images per batch; 512 by default on a GPU, fewer on a CPU.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads of the backend.")]
 Workers = Annotated[

@@ -44,7 +44,7 @@ def shift(
         list[Path] | None,
         typer.Option(help="Output folder of another model or suite to show in --plot; repeatable."),
     ] = None,
-    precision: options.TorchPrecision = "fp32",
+    precision: options.EvaluationPrecision = "fp32",
     batch: Annotated[
         int | None, typer.Option(help="Images per batch. 128 by default on a GPU, 32 on a CPU, 64 for an export.")
     ] = None,

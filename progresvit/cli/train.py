@@ -82,7 +82,8 @@ def _say_next(folder: Path) -> None:
     if (setting := default_setting(folder)) is not None:
         command = "segment" if read_config(folder).task == "segmentation" else "classify"
         words = ["progresvit", command, "IMAGES", "--model", str(folder)]
-        words += [] if setting.precision == "fp32" else ["--precision", setting.precision]  # as it was validated
+        if setting.precision in ("bf16", "fp16"):  # as it was validated, which fp32 is by default; engines have no tf32
+            words += ["--precision", setting.precision]
         output.echo(f"use it: {shlex.join(words)}", err=True)
 
 

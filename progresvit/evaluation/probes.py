@@ -35,6 +35,7 @@ from progresvit.io.part_formats import SafetensorsCheckpoints
 from progresvit.io.resumable import Progress, ResumableTable
 from progresvit.metrics.knn import check_knn
 from progresvit.model.interface import RoundModel
+from progresvit.model.precision import matrix_products
 from progresvit.predict.features import KNN, Features, Linear, class_tokens
 from progresvit.predict.head import record_columns
 
@@ -78,7 +79,8 @@ def evaluate_knn(
     dtype, total = options.dtype, len(splits.bank) + len(splits.images)
     extract = partial(_extract_features, Features(model, dtype=dtype), model, options=options, processes=processes)
     clean, bank_out = replace(source, split=bank_split, corruption=None), out.with_name(out.name + ".bank")
-    with Parts(bank_out, splits.bank) as bank, Parts(out, splits.images) as queries:
+    products = matrix_products(options.precision)
+    with products, Parts(bank_out, splits.bank) as bank, Parts(out, splits.images) as queries:
         extract(clean, bank, name=name, progress=_after(0, total, progress))
         extract(source, queries, name=name, progress=_after(len(splits.bank), total, progress))
         if processes.first:
@@ -192,7 +194,7 @@ def evaluate_linear(
     header = replace(header, probe=about)
     model = model.to(device).eval()
     checkpoints = ResumableTable(out, SafetensorsCheckpoints(), total=epochs, size=1, ending=".probe")
-    with checkpoints, Parts(out, splits.images) as parts:
+    with matrix_products(options.precision), checkpoints, Parts(out, splits.images) as parts:
         checkpoints.claim(header.identity(), overwrite=options.overwrite)
         with checkpoints.kept_if_begun(first=True):
             batches = training_batches(train, model.config, batch, in_memory, seed, options, device)

@@ -40,6 +40,7 @@ from progresvit.evaluation.source import (
 from progresvit.io.part_formats import Columns
 from progresvit.io.resumable import Progress
 from progresvit.model.interface import RoundModel
+from progresvit.model.precision import matrix_products
 from progresvit.model.registry import DEFAULT_KIND
 from progresvit.predict.head import Head, Predictor, record_columns
 from progresvit.predict.segment import Segmenter
@@ -88,7 +89,7 @@ def evaluate(
     head = Head(model, dtype=options.dtype, make=make)
     transform = NamedTransform(model.config, source.corruption)
     targets = None if source.unlabelled else labels
-    with Parts(out, images) as parts:
+    with matrix_products(options.precision), Parts(out, images) as parts:
         load = image_batches(parts, transform, targets, options=options, processes=processes, progress=progress)
         run_predictor(parts, header, head, load, options=options, processes=processes, progress=progress)
         finish_records(parts, header, labels, processes)
@@ -145,7 +146,7 @@ def evaluate_segmentation(
         masks={"values": list(dataset.values), "ignored": list(dataset.ignored)},
     )
     predictor = Segmenter(model.to(device).eval(), device, dtype=options.dtype, batch=options.batch)
-    with Parts(out, dataset, size=MASK_CHUNK) as parts:
+    with matrix_products(options.precision), Parts(out, dataset, size=MASK_CHUNK) as parts:
         load = mask_batches(parts, config, windows, options)
         run_predictor(parts, header, predictor, load, options=options, processes=processes, progress=progress)
         finish_records(parts, header, None, processes)

@@ -26,7 +26,7 @@ from progresvit.evaluation.header import Header
 from progresvit.io.parse import count_of
 from progresvit.io.weights import weights_hash
 from progresvit.model.interface import RoundModel
-from progresvit.model.precision import PRECISIONS, autocast
+from progresvit.model.precision import PRECISIONS, check_precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ def check_run(out: Path, options: EvalOptions, device: torch.device) -> None:
         raise ValueError(f"{out} is a folder; give the name of a file, such as {out / 'records.parquet'}.")
     if out.exists() and not options.overwrite:
         raise ValueError(f"{out} already exists; pass overwrite=True to replace it, or name another file.")
-    autocast(device, options.precision)
+    check_precision(device, options.precision)
 
 
 def check_classifies(model: RoundModel) -> None:

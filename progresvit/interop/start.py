@@ -45,8 +45,12 @@ _IMAGENET_CLASSES = 1000
 Weights = Mapping[str, Tensor]
 
 
-def start_from(model: RoundModel, source: str, *, fusion: Fusion = "paper") -> list[str]:
+def start_from(
+    model: RoundModel, source: str, *, fusion: Fusion = "paper", as_prefix: bool = False
+) -> list[str]:
     """Copy initial weights from the source that ``model.start`` of a recipe names.
+
+    ``as_prefix`` also takes a source that is narrower than the model, as ``start_from_timm`` says.
 
     Returns:
         The names of the parameters that were not copied.
@@ -55,11 +59,11 @@ def start_from(model: RoundModel, source: str, *, fusion: Fusion = "paper") -> l
         folder = find_folder(source)
         start = load_foreign_folder(folder) if is_foreign(folder) else load_folder(folder)
         build(start.config)  # draws random numbers: what a task initialises after this stays the same for a seed
-        return _start_from_model(model, start, fusion=fusion, origin=str(folder))
+        return _start_from_model(model, start, fusion=fusion, as_prefix=as_prefix, origin=str(folder))
     if source in OFFICIAL_MODELS or is_official_file(source):
         start = load_official(source) if source in OFFICIAL_MODELS else import_official(source)
-        return _start_from_model(model, start, fusion=fusion, origin=source)
-    return start_from_timm(model, source, fusion=fusion)
+        return _start_from_model(model, start, fusion=fusion, as_prefix=as_prefix, origin=source)
+    return start_from_timm(model, source, fusion=fusion, as_prefix=as_prefix)
 
 
 def check_start(source: str) -> None:
@@ -73,7 +77,11 @@ def check_start(source: str) -> None:
 
 
 def start_from_timm(
-    model: RoundModel, source: str | os.PathLike[str] | nn.Module | Weights, fusion: Fusion = "paper"
+    model: RoundModel,
+    source: str | os.PathLike[str] | nn.Module | Weights,
+    fusion: Fusion = "paper",
+    *,
+    as_prefix: bool = False,
 ) -> list[str]:
     """Copy a plain ViT's weights into the backbone; the model's other parts keep their initial weights.
 
@@ -85,6 +93,8 @@ def start_from_timm(
         model: The model to initialise.
         source: The name of a pretrained timm model, a file of its weights, a timm model, or its state dict.
         fusion: ``quiet`` sets the projectors' widening layers to zero, so that the last round begins as the source.
+        as_prefix: A source that is narrower than the model becomes its leading heads and channels, so that a round of
+            the source's width begins as the source. The other weights keep their initial values.
 
     Returns:
         The names of the parameters that were not copied.
@@ -97,9 +107,9 @@ def start_from_timm(
     own = model.state_dict()
     if any(key not in own for key in _NEEDED):
         raise ValueError(f"{type(model).__name__} has no backbone of a plain ViT to start; remove model.start.")
-    _check_plain(weights, own, model.config, origin)
+    _check_plain(weights, own, model.config, origin, as_prefix=as_prefix)
     if isinstance(source, nn.Module):
-        _check_heads(source, width=own["cls_token"].shape[-1], origin=origin)
+        _check_heads(source, width=weights["cls_token"].shape[-1], origin=origin)
     foreign = [key for key in weights if not _PLAIN.fullmatch(key)]
     if foreign:
         raise ValueError(
@@ -111,7 +121,9 @@ def start_from_timm(
     return _copy(model, weights, class_ids=class_ids, task="classification", fusion=fusion, origin=origin)
 
 
-def _start_from_model(model: RoundModel, source: RoundModel, *, fusion: Fusion, origin: str) -> list[str]:
+def _start_from_model(
+    model: RoundModel, source: RoundModel, *, fusion: Fusion, as_prefix: bool, origin: str
+) -> list[str]:
     """Copy the weights of a model: the backbone, and all that fits if the models are of the same kind.
 
     The position grid is resampled. Rows of the head are copied by class id, if the source has all classes of the model.
@@ -119,7 +131,7 @@ def _start_from_model(model: RoundModel, source: RoundModel, *, fusion: Fusion, 
     weights, own = source.state_dict(), model.state_dict()
     same_kind = source.config.kind == model.config.kind
     if all(key in own for key in _NEEDED):
-        _check_plain(weights, own, model.config, origin)
+        _check_plain(weights, own, model.config, origin, as_prefix=as_prefix)
         weights = {
             key: value
             for key, value in weights.items()
@@ -183,6 +195,11 @@ def _copy(
         copied |= {key: value[rows] for key, value in weights.items() if is_head(key) and key in own}
     if "pos_embed" in own:
         copied["pos_embed"] = _resample(weights["pos_embed"].to(own["pos_embed"]), like=own["pos_embed"])
+    if "cls_token" in own and copied["cls_token"].shape[-1] < own["cls_token"].shape[-1]:  # as_prefix
+        copied = {
+            key: _widen(key, value, own[key]) if key in own and _PLAIN.fullmatch(key) else value
+            for key, value in copied.items()
+        }
     problems = {
         "lacks": [key for key in own if key not in copied and _PLAIN.fullmatch(key) and not is_head(key)],
         "has unknown": [key for key in copied if key not in own],
@@ -195,6 +212,16 @@ def _copy(
     if fusion == "quiet":
         capability(model, "start_quiet", "model.start_fusion=quiet", "model.start_fusion=paper")()
     return [key for key in own if key not in copied]
+
+
+def _widen(key: str, value: Tensor, own: Tensor) -> Tensor:
+    """A weight of a narrower ViT as the leading part of our own; the other entries of ours stay."""
+    parts = 3 if ".attn.qkv." in key else 1  # Q, K and V have a leading part each
+    if value.ndim != own.ndim or value.shape[0] % parts or any(n > w for n, w in zip(value.shape, own.shape)):
+        return value  # does not fit, as the caller will say
+    wide, narrow = own.clone().unflatten(0, (parts, -1)), value.unflatten(0, (parts, -1))
+    wide[tuple(slice(size) for size in narrow.shape)] = narrow.to(wide)
+    return wide.flatten(0, 1)
 
 
 def _fits(value: Tensor, own: Tensor) -> bool:
@@ -227,8 +254,11 @@ def _resample(position: Tensor, *, like: Tensor) -> Tensor:
     return resample_position(position, math.isqrt(like.shape[1] - 1))
 
 
-def _check_plain(weights: Weights, own: Weights, config: BaseConfig, origin: str) -> None:
-    """Refuse anything but a plain ViT of the model's width, depth and patch size; errors name the key to change."""
+def _check_plain(weights: Weights, own: Weights, config: BaseConfig, origin: str, *, as_prefix: bool) -> None:
+    """Refuse anything but a plain ViT of the model's depth, patch size and width, or narrower with ``as_prefix``.
+
+    Errors name the key to change.
+    """
     lacking = [key for key, dimensions in _NEEDED.items() if key not in weights or weights[key].ndim != dimensions]
     if lacking:
         raise ValueError(
@@ -238,7 +268,9 @@ def _check_plain(weights: Weights, own: Weights, config: BaseConfig, origin: str
     section = "model" if own_kind else "model.fields"
     (width, depth, patch), (own_width, own_depth, own_patch) = _sizes(weights), _sizes(own)
     changes = []
-    if width != own_width:
+    if width > own_width and as_prefix:
+        changes.append(f"it is {width} channels wide, and a prefix is narrower than the model, which has {own_width}")
+    elif width != own_width and not (as_prefix and width % HEAD_WIDTH == 0):
         remedy = (
             f"choose another start, since heads have {HEAD_WIDTH} channels"
             if width % HEAD_WIDTH
@@ -246,6 +278,8 @@ def _check_plain(weights: Weights, own: Weights, config: BaseConfig, origin: str
             if own_kind
             else f"set model.fields.heads={width // HEAD_WIDTH}, and no more heads than that in model.fields.rounds"
         )
+        if width < own_width and width % HEAD_WIDTH == 0:
+            remedy += f", or set model.start_as_prefix=true to begin with it as the leading {width} channels"
         changes.append(f"it is {width} channels wide and the model {own_width}: {remedy}")
     if depth != own_depth:
         changes.append(f"it has {depth} blocks and the model {own_depth}: set {section}.depth={depth}")

@@ -48,9 +48,9 @@ def read_config(folder: Path) -> BaseConfig:
         raise ValueError(f"{folder / CONFIG_FILE}: {error}") from error
 
 
-def build(config: BaseConfig, *, drop_path: float = 0.0) -> RoundModel:
-    """A fresh model of the config's kind."""
-    model: RoundModel = model_class(config.kind)(config, drop_path=drop_path)
+def build(config: BaseConfig, *, drop_path: float = 0.0, **options: Any) -> RoundModel:
+    """A fresh model of the config's kind; ``options`` are more keywords of its class."""
+    model: RoundModel = model_class(config.kind)(config, drop_path=drop_path, **options)
     return model
 
 

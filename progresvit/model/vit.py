@@ -19,7 +19,7 @@ from progresvit.model import slicing
 from progresvit.model.backbone import Backbone
 from progresvit.model.interface import RoundOutput
 from progresvit.model.projector import TokenProjector
-from progresvit.model.psg import PSG, BlockGates, FusionGates, RoundGates
+from progresvit.model.psg import PSG, BlockGates, FusionGates, GateStart, RoundGates
 from progresvit.model.token_merging import Merging, unmerge
 
 
@@ -28,7 +28,7 @@ class ProgResViT(Backbone):
 
     config: ModelConfig
 
-    def __init__(self, config: ModelConfig, *, drop_path: float = 0.0) -> None:
+    def __init__(self, config: ModelConfig, *, drop_path: float = 0.0, start_gates: GateStart = "paper") -> None:
         super().__init__(config, drop_path=drop_path)
         self.merges = tuple(round_.merge for round_ in config.rounds)
         """Patch tokens merged in each block of each round."""
@@ -43,6 +43,7 @@ class ProgResViT(Backbone):
                 depth=config.depth,
                 full_width=config.width,
                 static=config.psg == "static",
+                start=start_gates,
             )
             if config.psg
             else None

@@ -43,7 +43,8 @@ def build_model(
         )
     except ValueError as error:
         raise ValueError(f"model: {error}") from error
-    return registry.build(config, drop_path=recipe.model.drop_path)
+    options = {"start_gates": recipe.model.start_gates} if config.kind == registry.DEFAULT_KIND else {}
+    return registry.build(config, drop_path=recipe.model.drop_path, **options)
 
 
 def start_model(model: RoundModel, recipe: Recipe) -> str | None:
@@ -56,9 +57,10 @@ def start_model(model: RoundModel, recipe: Recipe) -> str | None:
                 "one as model.start, or set model.fields.frozen=false."
             )
         return None
-    fresh = start_from(model, start, fusion=recipe.model.start_fusion)
+    fresh = start_from(model, start, fusion=recipe.model.start_fusion, as_prefix=recipe.model.start_as_prefix)
     parts = ", ".join(dict.fromkeys(name.partition(".")[0] for name in fresh))
-    return f"start: {start}; not copied: {parts or 'nothing'}"
+    prefix = " as the leading channels" if recipe.model.start_as_prefix else ""
+    return f"start: {start}{prefix}; not copied: {parts or 'nothing'}"
 
 
 def _start_config(recipe: Recipe) -> BaseConfig:

@@ -11,6 +11,7 @@ import torch
 
 from progresvit.distributed import Processes
 from progresvit.interop.start import check_start
+from progresvit.model.precision import has_tf32
 from progresvit.training.logger import import_wandb
 from progresvit.training.recipe import Recipe
 from progresvit.training.tasks.task import Task
@@ -42,6 +43,8 @@ def _run_problems(recipe: Recipe, task: Task, processes: Processes) -> Iterator[
             yield f"{error}, or set run.wandb=null."
     if run.precision == "fp16" and not on_gpu:
         yield "fp16 needs a CUDA device; set run.precision=bf16 or fp32."
+    if run.precision == "tf32" and not has_tf32(processes.device):
+        yield "tf32 needs an NVIDIA GPU of compute capability 8.0 (A100) or newer; set run.precision=fp32."
     if run.precision == "bf16" and on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
         yield f"{torch.cuda.get_device_name()} has no bf16; set run.precision=fp16."
     if run.compile and processes.device.type == "cpu" and (compiler := _missing_compiler()):

@@ -23,6 +23,7 @@ from progresvit.distributed import Processes
 from progresvit.io.lock import FolderLock
 from progresvit.io.parse import count_of, printable
 from progresvit.model.interface import RoundModel
+from progresvit.model.precision import matrix_products
 from progresvit.routing.settings import default_setting
 from progresvit.training.build import build_model, start_model
 from progresvit.training.check_run import check_run_options
@@ -70,7 +71,7 @@ def train(
     recipe, method = make_task(recipe, task)
     recipe = check_folder(out, recipe, resume=resume, overwrite=overwrite)
     check_run_options(recipe, method, processes, resumes=resume and bool(checkpoints(out / "checkpoints")))
-    with using_folder(out, first=processes.first) as lock:
+    with matrix_products(recipe.run.precision), using_folder(out, first=processes.first) as lock:
         return _train_in(out, recipe, method, data, processes, lock, resume=resume, overwrite=overwrite)
 
 

@@ -23,11 +23,14 @@ from progresvit.config import (
 from progresvit.data.augment.classification import Augmentation
 from progresvit.io.parse import Section, parse
 from progresvit.io.yaml_files import bundled_files, find_file, parse_yaml, read_mapping
+from progresvit.model.psg import GateStart
 from progresvit.model.registry import DEFAULT_KIND, config_class
 from progresvit.training.tasks.registry import check_task
 
 _RENAMED = {"own_pictures": "own_images"}
 """Earlier names of bundled recipes."""
+_EARLIER: dict[str, dict[str, Any]] = {"model": {"start_gates": "torch"}}
+"""Values that keys had in all runs before the keys existed, where they are not the default."""
 
 _Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
 _Heads = Annotated[int, Field(ge=1, le=MAX_HEADS)]
@@ -66,6 +69,10 @@ class Model(Section):
     rounds, the network is the folder's, with the classes of the data."""
     start_fusion: Literal["paper", "quiet"] = "paper"
     """``quiet``: the last round begins as the pretrained ViT, without tokens from the previous round."""
+    start_as_prefix: bool = False
+    """The start is narrower than the model and becomes its leading heads and channels; the rest of the weights is new."""
+    start_gates: GateStart = "paper"
+    """Start of the hidden layers of PSG's block gates: the authors' (normal with deviation 0.02), or torch's default."""
 
     @field_validator("kind")
     @classmethod
@@ -84,6 +91,11 @@ class Model(Section):
             raise ValueError("give either preset, or resolutions and heads")
         if self.start_fusion == "quiet" and self.start is None:
             raise ValueError("start_fusion: quiet needs a pretrained start; set start, or remove start_fusion")
+        if self.start_as_prefix and self.start_fusion == "quiet":
+            raise ValueError(
+                "start_fusion: quiet begins the last round as the start, which is narrower with start_as_prefix; "
+                "remove one of them"
+            )
         return self
 
     def _refuse_keys_of_progresvit(self, kind: str) -> None:
@@ -287,7 +299,8 @@ class DistillationOptions(Section):
 class RunOptions(Section):
     """How the run is executed. Only precision and patience change what is learned."""
 
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    """``tf32``: float32 whose matrix products round their inputs to 10 bits, on a GPU. The paper's fp32 is this."""
     compile: bool | Literal["blocks"] = False
     """Compile the whole model, or one block for all blocks, which takes seconds; the teacher is compiled too."""
     cuda_graphs: bool = False
@@ -372,8 +385,17 @@ def load_recipe(source: str, overrides: Sequence[str] = ()) -> Recipe:
     return make_recipe(values, origin=f"{path} with overrides" if overrides else str(path))
 
 
-def make_recipe(values: Mapping[str, Any], *, origin: str) -> Recipe:
-    """Validate a recipe. Errors name the key, and for an unknown key the nearest known key."""
+def make_recipe(values: Mapping[str, Any], *, origin: str, stored: bool = False) -> Recipe:
+    """Validate a recipe. Errors name the key, and for an unknown key the nearest known key.
+
+    ``stored``: a run wrote the recipe, with all keys. A key that is missing is newer than the run, and gets the value
+    that all runs had before it.
+    """
+    if stored:
+        values = {**values}
+        for section, earlier in _EARLIER.items():
+            if isinstance(values.get(section), Mapping):
+                values[section] = {**earlier, **values[section]}
     return parse(Recipe, values, origin=origin)
 
 

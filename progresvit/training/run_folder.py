@@ -118,7 +118,7 @@ def using_folder(out: Path, *, first: bool) -> Iterator[FolderLock]:
 
 def _read_recipe(values: dict[str, Any], out: Path) -> Recipe:
     try:
-        return make_recipe(values, origin=RECIPE_FILE)
+        return make_recipe(values, origin=RECIPE_FILE, stored=True)
     except ValueError as error:
         raise ValueError(
             f"{out} holds a run of another recipe, which this version cannot read ({error}); name another "

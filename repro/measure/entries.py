@@ -294,7 +294,7 @@ def _differing(before: Measurement, study: Study, entry: Entry, places: Places) 
     differing = ["data"] if before.data.name != study.data_name(place) else []
     if isinstance(before, RunResult | SegmentationResult):
         now = study.load_recipe_of(entry.key).model_copy(update={"seed": entry.seed})
-        then = make_recipe(before.recipe, origin=f"{entry.name}.json: recipe")  # with keys newer than it
+        then = make_recipe(before.recipe, origin=f"{entry.name}.json: recipe", stored=True)
         recipes = [without_folders(yaml.safe_load(recipe.to_yaml())) for recipe in (then, now)]
         if isinstance(before, RunResult) and _words(before) != study.runs[entry.key].probe_words:
             differing.append("evaluation")

@@ -340,6 +340,7 @@ def test_bad_input_is_refused_and_leaves_no_files(model, digits, tmp_path, small
         ({"data": digits, "unlabelled": True, "restrict_classes": True}, "have no labels"),
         ({"data": "hfds/some/thing", "unlabelled": True}, "timm's datasets have labels"),
         ({"data": digits, "options": replace(PLAIN, precision="fp16")}, "fp16 needs a CUDA device"),
+        ({"data": digits, "options": replace(PLAIN, precision="tf32")}, "tf32 needs an NVIDIA GPU .* use fp32"),
         ({"data": digits, "options": replace(PLAIN, precision="int3")}, "unknown precision 'int3'"),
     ]
     for given, match in cases:
@@ -370,3 +371,17 @@ def test_a_gpu_in_bf16_gives_nearly_the_cpus_records(model, digits, tmp_path):
     rough = run(model, digits, tmp_path / "bf16.parquet", replace(PLAIN, precision="bf16", workers=2), processes=gpu)
     assert rough.top10_entropy == pytest.approx(cpu.top10_entropy, abs=0.1)
     assert rough.header.device != "cpu"
+
+
+@pytest.mark.gpu
+def test_a_gpu_in_tf32_rounds_and_leaves_the_process_as_it_was(digits, tmp_path):
+    model = ProgResViT(preset("progresvit_tiny_160_224", num_classes=4))
+    gpu, before = Processes(0, 1, torch.device("cuda", 0)), torch.get_float32_matmul_precision()
+    exact, rounded, again = (
+        run(model, digits, tmp_path / f"{number}.parquet", replace(PLAIN, precision=precision), processes=gpu)
+        for number, precision in enumerate(["fp32", "tf32", "fp32"])
+    )
+    assert not np.array_equal(rounded.top10_entropy, exact.top10_entropy)
+    assert rounded.top10_entropy == pytest.approx(exact.top10_entropy, abs=2e-2)
+    assert np.array_equal(again.top10_entropy, exact.top10_entropy)
+    assert (rounded.header.precision, torch.get_float32_matmul_precision()) == ("tf32", before)

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from timm.data import ImageNetInfo
 
 import progresvit
+from progresvit.baselines.thinkingvit import ThinkingViT, ThinkingViTConfig
 from progresvit.config import ModelConfig, make_rounds, plain_vit, preset
 from progresvit.data.crop import crop
 from progresvit.data.dataset import find_unlabelled
@@ -315,3 +316,41 @@ def test_a_start_from_a_folder_draws_the_random_numbers_of_a_new_model(small_con
     torch.manual_seed(1)
     start_from(model, str(folder))
     assert torch.equal(torch.get_rng_state(), expected)
+
+
+@pytest.mark.parametrize("heads", [6, 12])
+def test_a_narrow_vit_becomes_the_leading_heads_of_a_wider_model(heads):
+    source = random_vit(depth=2, num_classes=7)
+    fields = {"heads": heads, "rounds": ({"resolution": 224, "heads": 3}, {"resolution": 224, "heads": heads})}
+    torch.manual_seed(0)
+    model = ThinkingViT(ThinkingViTConfig(**fields, depth=2, num_classes=7)).eval()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    fresh = start_from_timm(model, source, as_prefix=True)
+    assert all(key.startswith("transitions.") for key in fresh)
+    images = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        assert (model.run_round(0, images).logits - source(images)).abs().max() <= 1e-5
+    qkv, old = (weights["blocks.1.attn.qkv.weight"].unflatten(0, (3, -1)) for weights in (model.state_dict(), before))
+    assert torch.equal(qkv[:, :192, :192].flatten(0, 1), source.blocks[1].attn.qkv.weight)  # Q, K and V each
+    assert torch.equal(qkv[:, 192:], old[:, 192:])
+    assert torch.equal(qkv[:, :, 192:], old[:, :, 192:])
+
+
+def test_a_prefix_has_the_rows_of_the_models_classes():
+    ids = tuple(ImageNetInfo().label_names()[5:9])
+    source = random_vit(depth=1)
+    config = ModelConfig(rounds=make_rounds([160, 224], [3, 6]), heads=6, depth=1, num_classes=4, class_ids=ids)
+    model = ProgResViT(config)
+    start_from_timm(model, source, as_prefix=True)
+    assert torch.equal(model.head.weight[:, :192], source.head.weight[5:9])
+    assert torch.equal(model.head.bias, source.head.bias[5:9])
+
+
+def test_a_narrow_start_needs_the_word_prefix_and_a_wide_one_never_fits():
+    narrow, wide = random_vit(depth=2), random_vit("deit_base_patch16_224", depth=2)
+    model = ProgResViT(ModelConfig(rounds=make_rounds([160, 224], [3, 6]), heads=6, depth=2))
+    with pytest.raises(ValueError, match=r"192 channels wide and the model 384.*set model\.start_as_prefix=true"):
+        start_from_timm(model, narrow)
+    for as_prefix, message in ((True, "768 channels wide, and a prefix is narrower"), (False, "so that it ends in 12")):
+        with pytest.raises(ValueError, match=message):
+            start_from_timm(model, wide, as_prefix=as_prefix)

@@ -1,5 +1,6 @@
 import math
 
+import pytest
 import torch
 
 import progresvit
@@ -30,6 +31,31 @@ def test_every_gate_starts_at_one():
         gates = model.gates(s)
         vectors = [vector for block in gates.blocks for vector in block] + (list(gates.fusion) if s else [])
         assert all(torch.equal(vector, torch.ones(round_.width)) for vector in vectors)
+
+
+def test_hidden_layers_start_as_the_authors_released_them():
+    torch.manual_seed(0)
+    psg = ProgResViT(ModelConfig(rounds=make_rounds([192, 240], [3, 6]), heads=6, depth=4)).psg
+    for gate in (gate for block in psg.blocks for gate in (block.attn_gate, block.mlp_gate, block.out_gate)):
+        assert gate.hidden.weight.std().item() == pytest.approx(0.02, rel=0.05)
+        assert not gate.hidden.bias.any()
+    of_torch = 1 / math.sqrt(3 * 128)  # deviation of torch's default, uniform in ±1/√inputs
+    for gate in (psg.fusions[0].image_gate, psg.fusions[0].previous_gate):
+        assert gate.hidden.weight.std().item() == pytest.approx(of_torch, rel=0.05)
+        assert gate.hidden.bias.std().item() == pytest.approx(of_torch, rel=0.2)
+    assert psg.encoder.weight.std().item() == pytest.approx(1 / math.sqrt(3 * 5), rel=0.1)
+    gates = [gate for name, gate in psg.named_modules() if name.endswith("_gate")]
+    assert len(gates) == 4 * 3 + 2
+    assert not any(gate.delta.weight.any() or gate.delta.bias.any() for gate in gates)
+
+
+def test_the_earlier_start_of_the_gates_is_that_of_torch():
+    config = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1)
+    torch.manual_seed(0)
+    model = ProgResViT(config, start_gates="torch")
+    hidden = model.psg.blocks[0].out_gate.hidden
+    assert hidden.weight.std().item() == pytest.approx(1 / math.sqrt(3 * 128), rel=0.05)
+    assert hidden.bias.any()
 
 
 def test_every_block_and_every_transition_has_gates_of_its_own(small_config, randomize):

@@ -84,7 +84,7 @@ def test_a_compiler_is_enough_to_compile_on_a_cpu(monkeypatch):
 
 
 def test_a_run_that_resumes_needs_no_start():
-    changes = ["run.compile=false"]
+    changes = ["run.compile=false", "run.precision=fp32"]
     assert "timm cannot load" in check("deit_small_224", changes)
     assert check("deit_small_224", changes, resumes=True) == ""
 

@@ -104,6 +104,7 @@ def test_one_class_is_refused(digits, tmp_path):
         ({"model": {"num_classes": 3}}, r"4 classes and the head 3; set model\.num_classes=4"),
         ({"optimizer": {"batch": 64}}, "larger than the dataset of 48"),
         ({"run": {"precision": "fp16"}}, r"run\.precision=bf16"),
+        ({"run": {"precision": "tf32"}}, r"compute capability 8\.0 .*set run\.precision=fp32"),
     ],
 )
 def test_a_recipe_that_the_data_or_a_cpu_does_not_fit_is_refused(digits, tmp_path, sections, remedy):
@@ -153,7 +154,7 @@ def test_a_loss_scaler_skips_what_overflows_and_stops_at_a_loss_that_is_not_fini
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
 def test_a_run_ends_with_finite_losses_in_every_precision_on_a_gpu(digits, tmp_path, precision):
     gpu = Processes(rank=0, count=1, device=torch.device("cuda", 0))
     wanted = recipe(run={"precision": precision, "log_every": 1})

@@ -38,7 +38,7 @@ def test_the_papers_recipe_is_that_of_the_method(name):
     assert recipe.model.config(**NAMES) == preset(f"progresvit_small_{name}")
     assert recipe.model.start == "deit_small_patch16_224.fb_in1k"
     assert recipe.model.drop_path == 0.1
-    assert recipe.run.precision == "fp32"
+    assert recipe.run.precision == "tf32"
     assert (recipe.ema, recipe.seed, recipe.epochs) == (0.99996, 42, 310)
     assert recipe.optimizer.model_dump() == {
         "name": "adamw", "lr": 5e-4, "lr_batch": 512, "weight_decay": 0.05, "betas": (0.9, 0.999), "eps": 1e-8,
@@ -83,7 +83,10 @@ def test_a_baseline_is_trained_like_deit_s(name):
     assert recipe.model.kind == name
     for section in ("data", "augment", "mixing", "optimizer", "schedule", "ema", "seed", "run"):
         assert getattr(recipe, section) == getattr(plain, section)
-    assert (recipe.model.start, recipe.model.drop_path) == (plain.model.start, plain.model.drop_path)
+    assert recipe.model.drop_path == plain.model.drop_path
+    narrow = "deit_tiny_patch16_224.fb_in1k" if name == "thinkingvit" else None
+    assert recipe.model.start == (narrow or plain.model.start)
+    assert recipe.model.start_as_prefix == (narrow is not None)
     _, task = make_task(recipe)
     with torch.device("meta"):
         model = registry.build(recipe.model.config(**NAMES))

@@ -245,3 +245,22 @@ def test_a_resumed_run_needs_its_start_only_without_a_checkpoint(weights_file, d
     weights_file.unlink()
     run(wanted, digits, tmp_path / "run", resume=True)
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+def test_a_narrower_model_folder_becomes_the_leading_channels(saved):
+    folder, weights = saved(ProgResViT(plain_vit(resolution=32, heads=1, **MICRO)))
+    model, line = started(folder, start_as_prefix=True)
+    assert line == f"start: {folder} as the leading channels; not copied: projectors, psg"
+    assert torch.equal(model.norm.weight[:64], weights["norm.weight"])
+    assert torch.equal(model.blocks[1].mlp.fc1.weight[:256, :64], weights["blocks.1.mlp.fc1.weight"])
+    with pytest.raises(ValueError, match="start_fusion: quiet begins the last round as the start"):
+        recipe(model={"start": str(folder), "start_as_prefix": True, "start_fusion": "quiet"})
+
+
+def test_the_gates_start_as_the_recipe_says():
+    def spread(**model):
+        gate = build_model(recipe(model=model), CLASSES).psg.blocks[0].mlp_gate
+        return gate.hidden.weight.std().item()
+
+    assert spread() == pytest.approx(0.02, rel=0.05)
+    assert spread(start_gates="torch") == pytest.approx(1 / (3 * 128) ** 0.5, rel=0.05)
