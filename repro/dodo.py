@@ -206,9 +206,8 @@ def write_study() -> None:
 
 def progresvit(entry: Entry, command: Command) -> TaskFailed | None:
     """Run a command. A training with a checkpoint resumes; records of an earlier model are replaced."""
-    alone = "linear" in command.words or entry.kind == "command"  # a linear probe is trained by one process
     words, known = [sys.executable], options_of(command.words)
-    if GIVEN.processes > 1 and not alone:
+    if GIVEN.processes > 1 and entry.kind != "command":
         words += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(GIVEN.processes)]
     words += ["-m", "progresvit", *command.words]
     if command.words[0] == "train" and (PLACES.run(entry.name) / "recipe.yaml").exists():
