@@ -6,8 +6,8 @@ folder on the hub is laid out:
 - ProgResViT: ds-kiel/ProgResViT, ``timm/models/progresvit_deit.py`` and ``validate.py``;
 - ThinkingViT: ds-kiel/ThinkingViT, ``timm/models/vision_transformer.py`` and ``scripts/export_hf_models.py``. A ViT has
   ``alpha.0``, ``proj_layer`` and ``proj_layer2`` besides. Crop 0.9, ImageNet's mean and standard deviation;
-- HydraViT: ds-kiel/HydraViT, ``timm/models/hydravit.py`` and ``README.md``. The names are those of a plain ViT. It has 3 to
-  12 heads, and the preprocessing of timm's deit_small_patch16_224.
+- HydraViT: ds-kiel/HydraViT, ``timm/models/hydravit.py`` and ``README.md``. Its names are those of a plain ViT. It has
+  3 to 12 heads, and the preprocessing of timm's deit_small_patch16_224.
 
 No checkpoint of these projects has been seen. The tests use files that are made to these names.
 """

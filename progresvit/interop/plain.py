@@ -171,20 +171,23 @@ def _config(module: nn.Module, origin: str) -> ModelConfig:
             f"{origin} takes images of {height}x{width} pixels; only square images and patches are supported."
         )
     class_ids, labels = _class_names(vit)
-    return plain_vit(
-        resolution=height,
-        heads=vit.embed_dim // HEAD_WIDTH,
-        depth=len(vit.blocks),
-        patch_size=patch_size[0],
-        in_channels=vit.patch_embed.proj.in_channels,
-        num_classes=vit.num_classes,
-        layer_scale=LAYER_SCALE_START if "blocks.0.ls1.gamma" in vit.state_dict() else None,
-        mean=tuple(data["mean"]),
-        std=tuple(data["std"]),
-        crop=data["crop_pct"],
-        class_ids=class_ids,
-        labels=labels,
-    )
+    try:
+        return plain_vit(
+            resolution=height,
+            heads=vit.embed_dim // HEAD_WIDTH,
+            depth=len(vit.blocks),
+            patch_size=patch_size[0],
+            in_channels=vit.patch_embed.proj.in_channels,
+            num_classes=vit.num_classes,
+            layer_scale=LAYER_SCALE_START if "blocks.0.ls1.gamma" in vit.state_dict() else None,
+            mean=tuple(data["mean"]),
+            std=tuple(data["std"]),
+            crop=data["crop_pct"],
+            class_ids=class_ids,
+            labels=labels,
+        )
+    except ValueError as error:  # the numbers of a config.json may be anything
+        raise ValueError(f"{origin}: {error}") from error
 
 
 def imagenet_names(classes: int) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
