@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -71,4 +73,11 @@ def frontier(
         fitted = options.open_router(router, model_records.header, model_records.ids)
         settings = options.open_settings(setting or [], model_records.header, fitted)
     table = frontier_table(models, limits, fitted, settings, others)
-    output.publish(table, out, lambda: frontier_figure(models, router=fitted, settings=settings, published=others))
+    figure = partial(frontier_figure, models, router=fitted, settings=settings, published=others)
+    outputs = output.make_outputs(out or [], table, figure)
+    output.show_table(replace(table, columns=[column for column in table.columns if column.key != "source"]))
+    for line in dict.fromkeys(
+        f"{series.method}: {series.source}" for series in others
+    ):  # too long for a terminal's table
+        output.echo(line)
+    output.write_outputs(outputs)

@@ -256,7 +256,7 @@ def summarize(
     suite = sets[0].name if sets[0].corruption is None else "generated" if sets[0].source.corruption else "imagenet-c"
     return ShiftSummary(
         model=header.model,
-        suite=suite,  # type: ignore[arg-type]  # pydantic checks it
+        suite=suite,
         sets=tuple(shifted.name for shifted in sets),
         images=len(records[0]),
         names_sha256=header.names_sha256,
