@@ -235,7 +235,7 @@ class Page:
         study = self._segmentation
         title, plan = study.plan.title, self.study.segmentation
         assert plan is not None
-        shown = [plan.model_dump(), *self.results.segmentation.values()]
+        shown = [plan.model_dump(exclude={"val", "equal"}), *self.results.segmentation.values()]  # these are not shown
         draw = partial(segmentation_tables.frontier_figure, study)
         commands = {study.labels[run]: seeds[0].result.commands[0] for run, seeds in study.runs.items()}
         return _blocks(

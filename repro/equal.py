@@ -33,16 +33,32 @@ def training_pmacs(result: Trained) -> float:
         raise ValueError(f"{result.name} does not say on how many images it was trained; measure it again.")
     if isinstance(result, SegmentationResult):  # on crops of a window
         return PASSES * result.gmacs_paper[-1] * result.epochs * result.data.train / 1e6
-    gmacs, task = result.rounds.gmacs_paper, result.recipe.get("task")
-    if task == "dino":
-        return dino_gmacs(result.recipe) * result.epochs * result.data.train / 1e6
-    trained = gmacs[-1] if result.near_lossless is not None or len(gmacs) == 1 else sum(gmacs)
-    trained = result.rounds.trained_gmacs or trained
-    if task == "subnetworks" and result.near_lossless is None:
-        per_step = (result.recipe.get("task_options") or {}).get("per_step", PER_STEP)
+    rounds, routed = result.rounds, result.near_lossless is not None
+    if result.recipe.get("task") == "dino":
+        spent = dino_gmacs(result.recipe)
+    else:
+        spent = step_gmacs(rounds.gmacs_paper, result.recipe, routed=routed, trained=rounds.trained_gmacs)
+    return spent * result.epochs * result.data.train / 1e6  # GMACs to PMACs
+
+
+def step_gmacs(
+    gmacs: Sequence[float], recipe: Mapping[str, Any], *, routed: bool, trained: float | None = None
+) -> float:
+    """GMACs of an image in a training step of another task than ``dino``.
+
+    Args:
+        gmacs: Of each round; earlier ones are included if the rounds follow each other, which is ``routed``.
+        recipe: Of the training.
+        routed: Whether rounds follow each other.
+        trained: GMACs of the forward pass, if the model was trained with more tokens than it is evaluated with.
+    """
+    task = recipe.get("task")
+    trained = trained or (gmacs[-1] if routed or len(gmacs) == 1 else sum(gmacs))
+    if task == "subnetworks" and not routed:
+        per_step = (recipe.get("task_options") or {}).get("per_step", PER_STEP)
         trained *= 1 if per_step == "all" else per_step / len(gmacs)
     forward_only = gmacs[-1] if task == "dynabert" else 0.0
-    return (PASSES * trained + forward_only) * result.epochs * result.data.train / 1e6  # GMACs to PMACs
+    return PASSES * trained + forward_only
 
 
 def dino_gmacs(recipe: Mapping[str, Any]) -> float:

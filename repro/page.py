@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from progresvit.io.files import replace_file
 from progresvit.plots import render
-from repro import tables
+from repro import hours, tables
 from repro.blocks import Page, Plot
 from repro.imagenet_tables import ImageNet
 from repro.inside_tables import Inside
@@ -93,6 +93,7 @@ def build(results: Path, folder: Path, templates: Mapping[Path, Path]) -> Built:
     environment = make_environment([*dict.fromkeys(roots.values()), PAGES])
     values = Page(results, plots).values() | {"sub_study": sub_study}
     values |= {"imagenet": cache(ImageNet), "inside": Inside(), "own_images": own_images_table}
+    values |= {"effort": hours.effort, "measured": hours.MEASURED, "measured_dino": hours.MEASURED_DINO}
     values["claims"] = lambda: yaml.safe_load(environment.get_template("claims.yaml.j2").render(values))
     texts = {}
     for path, template in templates.items():

@@ -130,6 +130,8 @@ def toy_recipe(study: Study, run: str, starts: Mapping[str, Path]) -> list[str]:
         changes.append(f"model.input_resolution={SIDES[model.input_resolution]}")
     if model.start in starts:
         changes.append(f"model.start={starts[model.start]}")
+    if recipe.run.precision == "tf32":
+        changes.append("run.precision=fp32")  # a CPU has no other
     if recipe.distillation is not None:
         changes.append(f"distillation.teacher={starts[str(recipe.distillation.teacher)]}")
     return changes
