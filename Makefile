@@ -2,7 +2,8 @@
 # make run     the default model on the sample images, then progresvit quickstart
 # make check   lint, types and fast tests
 # make test    lint, types and all tests but the longest
-# make long    the longest tests: Ray, the wheel, quickstart
+# make long    the longest tests: Ray, the wheel, quickstart, the rehearsal
+# make rehearse   the study of the whole paper at toy size, in runs/rehearsal
 # make lint    lint, spelling and types
 # make docs    the site, in site/
 # make wheel   the wheel, in dist/; its tests install it into an empty environment
@@ -15,7 +16,7 @@ STAMP := $(VENV)/.ready
 # uv trusts the certificates of the system, as pip does. Company proxies need this.
 export UV_SYSTEM_CERTS ?= 1
 
-.PHONY: setup run check test long lint format docs wheel clean
+.PHONY: setup run check test long rehearse lint format docs wheel clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -53,6 +54,9 @@ test: lint
 
 long: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m long
+
+rehearse: setup
+	$(BIN)/python repro/rehearse.py runs/rehearsal
 
 format: setup
 	$(BIN)/python scripts/code_map.py

@@ -70,7 +70,7 @@ ALL = (
 TASKS = {
     "segmentation": ("optimizer.batch=4", "run.evaluate_every=1"),
     "dino": (
-        *("optimizer.batch=50", "run.evaluate_every=1", "task_options.local_side=16", "task_options.local_crops=2"),
+        *("optimizer.batch=50", "run.evaluate_every=1", "task_options.local_side=24", "task_options.local_crops=2"),
         *("task_options.prototypes=64", "task_options.hidden=32", "task_options.bottleneck=16"),
     ),
     "dynabert": ("optimizer.batch=50", "task_options.importance_batches=1"),
@@ -88,6 +88,9 @@ MORE = {
 """Words that are added to commands that begin like this."""
 TRAIN, VAL, MASKS = 1000, 300, (12, 6)
 """Numbers of generated images."""
+FEW = "few"
+"""Place of the images for the task dino: a linear probe needs several images of each class."""
+FEW_CLASSES, FEW_IMAGES = 20, 5
 
 
 def toy_study(study: Study, values: Mapping[str, Any], starts: Mapping[str, Path]) -> dict[str, Any]:
@@ -97,10 +100,13 @@ def toy_study(study: Study, values: Mapping[str, Any], starts: Mapping[str, Path
         changed = toy["runs"][name]
         if run.of is None:
             changed["set"] = [*run.set, *toy_recipe(study, name, starts)]
+            if study.load_recipe_of(name).task == "dino":
+                changed["data"] = FEW
         elif run.merge is not None:
             changed["merge"] = [MERGE[merge] for merge in run.merge]
         elif run.task == "linear":
             changed["evaluate"] = [*run.evaluate, "--epochs", "1"]
+    toy["places"][FEW] = "a few classes"
     for routing in toy["routing"].values():
         routing["learned_images"] = TRAIN // 2
     for command in toy["commands"].values():
@@ -200,9 +206,10 @@ def write_images(folder: Path) -> dict[str, Path]:
         shifts / "imagenet-r": wnids[1::5],
         **{shifts / "imagenet-c" / name / "3": wnids for name in CORRUPTIONS},
     }
+    layouts |= {folder / FEW / split: wnids[:FEW_CLASSES] * FEW_IMAGES for split in ("train", "val")}
     for split, classes in layouts.items():
         for number, name in enumerate(classes):
-            (split / name).mkdir(parents=True)
+            (split / name).mkdir(parents=True, exist_ok=True)
             os.link(files[draw.integers(len(files))], split / name / f"{split.name}_{number:04}.jpg")
     masks = folder / "ADEChallengeData2016"
     for split, count in zip(("training", "validation"), MASKS):
@@ -214,7 +221,7 @@ def write_images(folder: Path) -> dict[str, Path]:
             Image.fromarray(labels).save(masks / "annotations" / split / f"{name}.png")
     lines = [f"{number}\t0.1\t1\t1\tclass {number}" for number in range(1, 151)]
     (masks / "objectInfo150.txt").write_text("\n".join(["Idx\tRatio\tTrain\tVal\tName", *lines]) + "\n")
-    return {"data": folder / "imagenet", "masks": masks, "shifts": shifts}
+    return {"data": folder / "imagenet", "masks": masks, "shifts": shifts, FEW: folder / FEW}
 
 
 def _image(path: Path, draw: np.random.Generator, side: int = 72) -> Path:
@@ -260,7 +267,7 @@ def _interpret(words: list[str], log: str) -> None:
 PRELOADED = ["progresvit.cli", "progresvit.training.loop", "progresvit.analysis.report", "repro.measure.entries"]
 
 
-def run_study(folder: Path, jobs: int) -> int:
+def run_study(folder: Path, jobs: int, names: Sequence[str]) -> int:
     """Exit code of doit."""
     places = write_images(folder / "data")
     starts = write_toys(folder / "models")
@@ -277,7 +284,7 @@ def run_study(folder: Path, jobs: int) -> int:
     spec.loader.exec_module(dodo)
     dodo.start = Fork  # type: ignore[attr-defined]
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
-    code: int = DoitMain(ModuleTaskLoader(vars(dodo))).run(["run", "-n", str(jobs)])
+    code: int = DoitMain(ModuleTaskLoader(vars(dodo))).run(["run", "-n", str(jobs), *names])
     return code
 
 
@@ -298,14 +305,18 @@ def gaps(results: Path, text: str) -> Iterable[str]:
 def main(arguments: list[str] | None = None) -> None:
     """From the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", type=Path, default=Path("runs/rehearsal"), help="emptied first")
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("runs/rehearsal"))
+    parser.add_argument("names", nargs="*", help="parts of the study, as doit takes them; all by default")
+    parser.add_argument("--resume", action="store_true", help="keep what is in the folder, which is emptied otherwise")
     parser.add_argument("-n", type=int, default=2, help="commands at a time")
     options = parser.parse_args(arguments)
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     folder = options.folder.resolve()
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    if code := run_study(folder, options.n):
+    for earlier in folder.iterdir() if folder.exists() else ():
+        if earlier.name != "runs" or not options.resume:
+            shutil.rmtree(earlier) if earlier.is_dir() else earlier.unlink()
+    folder.mkdir(parents=True, exist_ok=True)
+    if code := run_study(folder, options.n, options.names):
         sys.exit(code)
     results = folder / "runs" / "results"
     page.main([str(results)])

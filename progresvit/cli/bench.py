@@ -54,7 +54,9 @@ def bench(
     from progresvit.engine.onnx_backend import check_installed
     from progresvit.io.parse import dump_json
     from progresvit.model.registry import DEFAULT_KIND
+    from progresvit.table import check_outputs
 
+    check_outputs(out or [], plots=False)
     exported = is_export(model)
     config = find_config(model)  # an unknown model is an error before a process starts
     check_installed(backend, converts=not exported)

@@ -10,6 +10,7 @@ import progresvit
 from progresvit import compute
 from progresvit.engine import measurement
 from progresvit.io.model_folder import bundled_folder
+from progresvit.model.registry import build, config_class
 from tests.commands import refused, run, works
 
 bench = importlib.import_module("progresvit.cli.bench")  # the package has a function of this name
@@ -55,6 +56,35 @@ def test_a_table_and_a_ratio_are_printed(model, here):
     assert "engine, torch" in output
     assert "50.0" in output
     assert re.search("engine, torch, beside plain ViT in the engine: .* at batch 4; at batch 1 .p50. .* ms", output)
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("thinkingvit", ["model, round by round", "all rounds"]),  # rounds that follow each other
+        ("hydravit", ["round 1", "round 2"]),  # alternatives
+    ],
+)
+def test_a_baseline_is_measured_round_by_round(tmp_path, here, kind, names):
+    rounds = [{"resolution": 32, "heads": heads} for heads in (1, 2)]
+    model = build(config_class(kind)(heads=2, depth=1, num_classes=4, rounds=rounds)).eval()
+    progresvit.save(model, tmp_path / "model")
+    out = tmp_path / "speed.md"
+    words = ("bench", tmp_path / "model", *QUICK, "--continuing", 0.5, "--json", "--out", out)
+    rows = rows_of(works(*words).split("wrote")[0])
+    assert list(rows) == names
+    assert all(row["images_per_s"] > 0 for row in rows.values())
+    gmacs = model.gmacs()
+    if kind == "hydravit":
+        assert [row["gmacs"] for row in rows.values()] == pytest.approx(gmacs)
+        assert [row["exit_shares"] for row in rows.values()] == [[1, 0], [0, 1]]
+    else:
+        assert [row["gmacs"] for row in rows.values()] == pytest.approx([sum(gmacs) / 2, gmacs[-1]])
+    assert out.read_text().count(f"| {names[0]} |") == 1
+
+
+def test_a_table_is_written_in_a_known_format(model, here, tmp_path):
+    refused("suffix", "bench", model, *QUICK, "--out", tmp_path / "speed.png")
 
 
 def test_a_ratio_is_told_only_if_the_runs_do_not_overlap():
