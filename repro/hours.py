@@ -19,7 +19,7 @@ STUDY = "paper"
 IMAGES = {"data": 1_281_167, "masks": 20_210}
 """Training images of ImageNet-1K and of ADE20K."""
 MEASURED, MEASURED_DINO = 4075, 438
-"""Images a second of ``192_240`` from JPEG files (compiled) and of ``dino_192_240`` with its ten crops, both in bf16."""
+"""Images a second of ``192_240`` from JPEG files (compiled) and of ``dino_192_240`` with ten crops, both in bf16."""
 PROBE_EPOCHS = 100
 """Default of progresvit evaluate --task linear."""
 COPIES = 5

@@ -124,6 +124,9 @@ def toy_recipe(study: Study, run: str, starts: Mapping[str, Path]) -> list[str]:
         rounds = [round_ for number, round_ in enumerate(rounds) if round_ not in rounds[:number]]  # alternatives
         fields = {**model.fields, "heads": _toy_heads(model.fields["heads"]), "depth": DEPTH, "rounds": rounds}
         changes.append(f"model.fields={_flow(fields)}")
+        per_step = recipe.task_options.get("per_step")
+        if isinstance(per_step, int):
+            changes.append(f"task_options.per_step={min(per_step, len(rounds))}")
     else:
         config = model.config(num_classes=2, class_ids=None, labels=None)
         changes += [
