@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from progresvit.compute import Convention
 from progresvit.evaluation.per_round import CrossFittedPoint, cross_fitted_curve, has_per_round
+from progresvit.evaluation.published import PublishedSeries, check_comparable
 from progresvit.evaluation.records import Records, RoutedRecords
 from progresvit.evaluation.reliability import Reliability
 from progresvit.evaluation.selective import RiskCoverage
@@ -30,6 +31,7 @@ from progresvit.plots import (
     percent_range,
     savings_title,
     scale_compute,
+    shorten,
 )
 from progresvit.routing import Router, Top1
 from progresvit.routing.decide import Threshold
@@ -45,6 +47,11 @@ WITHHELD = 0.2
 CURVE = 300
 """Number of thresholds per curve."""
 
+PUBLISHED = "\npublished points: GMACs as in their sources"
+LABEL = 24
+"""Characters of the label of a published point."""
+ENTRY = 0.14
+"""Inches of height for each method in the legend."""
 PER_ROUND_CURVE = 40
 """Number of budgets of a curve of thresholds per round."""
 PER_ROUND = "thresholds per round, chosen on the other half of the images"
@@ -58,6 +65,7 @@ def frontier_figure(
     router: Router | None = None,
     settings: Mapping[str, Threshold] | None = None,
     fixed: Mapping[str, Mapping[str, tuple[float, float]]] | None = None,
+    published: Sequence[PublishedSeries] = (),
     convention: Convention = "paper",
 ) -> Figure:
     """Accuracy against compute, one curve per model; rounds are open marks, the near-lossless point is a star.
@@ -73,12 +81,17 @@ def frontier_figure(
         settings: Named thresholds calibrated on other images; each is a filled mark. One that is named near-lossless
             replaces the near-lossless point of these images.
         fixed: Models without early exit, by the name of their series: GMACs and top-1 of each, by its label.
+        published: Results of other methods. Operating points of one trained model are connected; other points have
+            their labels. GMACs are those of the sources, whatever the convention.
         convention: Convention of the GMACs.
     """
     metric = next(iter(models.values())).metric
+    check_comparable(published, metric)
     name_of_accuracy = "top-1 accuracy" if isinstance(metric, Top1) else next(iter(metric.labels.values()))
     figure, axes = new_figure(
-        title="", x=f"average GMACs per image ({convention} convention)", y=f"{name_of_accuracy} (%)"
+        title="",
+        x=f"average GMACs per image ({convention} convention){PUBLISHED if published else ''}",
+        y=f"{name_of_accuracy} (%)",
     )
     savings: dict[str, float] = {}
     per_round: dict[str, CrossFittedPoint] = {}
@@ -111,8 +124,53 @@ def frontier_figure(
             axes.annotate(label, at, xytext=offset, textcoords="offset points", ha=side, fontsize=9)
     if fixed:
         axes.margins(x=0.14)  # for the names
+    before = len(axes.texts)
+    entries |= _draw_published(axes, published, first=len(models) + len(fixed or {}))
     legend_below(figure, entries)
+    if published:
+        axes.margins(x=0.1)  # for the labels
+        figure.set_figheight(figure.get_figheight() + ENTRY * max(0, len(entries) - 8))
+        _spread_labels(figure, axes, axes.texts[before:])
     return figure
+
+
+def _draw_published(axes: Axes, published: Sequence[PublishedSeries], *, first: int) -> dict[str, dict[str, Any]]:
+    """Points of other methods, and labels of those that are models of their own; returns their legend."""
+    methods = list(dict.fromkeys(series.method for series in published))
+    entries: dict[str, dict[str, Any]] = {}
+    for series in published:
+        number = first + methods.index(series.method)
+        marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]  # another one when the colours begin again
+        look = {**curve_style(number), "marker": marker, "markersize": 5, "linewidth": 1.1}
+        if not series.one_model:
+            look["linestyle"] = "none"
+        points = sorted((point.gmacs, point.top1, point.label) for point in series.points)
+        axes.plot([gmacs for gmacs, *_ in points], [top1 for _, top1, _ in points], label=series.method, **look)
+        entries.setdefault(series.method, look)
+        for gmacs, top1, label in [] if series.one_model else points:
+            shown = {"textcoords": "offset points", "fontsize": 6.5, "color": look["color"], "zorder": 3}
+            axes.annotate(shorten(label, LABEL), (gmacs, top1), xytext=(4, -7), **shown)
+    return entries
+
+
+def _spread_labels(figure: Figure, axes: Axes, labels: Sequence[Any]) -> None:
+    """Move each label to the first place beside its point where it covers no other label or point.
+
+    A label without such a place is removed; tables have all labels.
+    """
+    figure.draw_without_rendering()  # places are known after it
+    points = np.concatenate([axes.transData.transform(line.get_xydata()) for line in axes.lines])
+    taken: list[Any] = []
+    for label in labels:
+        for offset, side in (((4, -7), "left"), ((4, 3), "left"), ((-4, 3), "right"), ((-4, -7), "right")):
+            label.set(position=offset, horizontalalignment=side)
+            box = label.get_window_extent()
+            covers = any(box.overlaps(other) for other in taken) or any(box.contains(*point) for point in points)
+            if not covers and axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1:
+                taken.append(box)
+                break
+        else:
+            label.remove()
 
 
 def _draw_model(

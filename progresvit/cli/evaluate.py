@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from progresvit.evaluation import Records, SegmentationRecords
 
 
-FOR_CLASSIFICATION = ("unlabelled", "restrict_classes", "corruption", "keep_logits", "decode")
+FOR_CLASSIFICATION = ("unlabelled", "restrict_classes", "corruption", "keep_logits", "decode", "limit", "seed")
 FOR_SEGMENTATION = ("stride", "scales", "flip", "labels", "ignore")
 
 
@@ -53,6 +53,10 @@ def evaluate(
         str | None,
         typer.Option(help="Corrupt every image: fog/3 is fog at severity 3; your own is my_module:my_corruption/3."),
     ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Evaluate a random sample of this many images, the same for every model.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sample of --limit, 0 by default.")] = None,
     merge: Annotated[
         str | None,
         typer.Option(help="Merge this many tokens in each block (ToMe), without training: 8, or 0,8 by round."),
@@ -127,12 +131,16 @@ def evaluate(
     from progresvit.evaluation import evaluate as evaluate_head
     from progresvit.evaluation.run import WINDOWS
 
+    if seed is not None and limit is None:
+        raise ValueError("--seed draws the sample of --limit; give both, or leave it out.")
     source = DataSource(
         data=data,
         split=split,
         unlabelled=unlabelled,
         restrict_classes=restrict_classes,
         corruption=None if corruption is None else Corruption.parse(corruption),
+        limit=limit,
+        seed=seed or 0,
     )
     opened = options.open_model(model, precision=precision, backend=backend, device=device)
     if opened.is_export:
@@ -174,7 +182,13 @@ def _report(records: Records | SegmentationRecords, out: Path) -> None:
 
     header, split = records.header, records.header.split or ""
     if isinstance(records, Records):
-        output.report_drawn_split(header.data, split, images=header.images, drawn_from=header.drawn_from)
+        found = header.images if header.sample is None else header.sample["of"]
+        output.report_drawn_split(header.data, split, images=found, drawn_from=header.drawn_from)
+        if header.sample is not None:
+            output.echo(
+                f"note: a random sample of {header.images} of {found} images, drawn with seed {header.sample['seed']}",
+                err=True,
+            )
     elif header.drawn_from is not None:  # from images without split folders, or from the training list of the Pets
         share = "the training share" if split == "train" else "a fifth"
         output.echo(

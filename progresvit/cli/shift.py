@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from progresvit.cli import options, output
+from progresvit.io.parse import dump_json
 
 if TYPE_CHECKING:
     from progresvit.evaluation.records import Records
-    from progresvit.evaluation.shift import ShiftedSet
+    from progresvit.evaluation.shift import ShiftedSet, ShiftSummary
     from progresvit.routing import Router
 
 
@@ -36,6 +37,13 @@ def shift(
         str | None, typer.Option(help="Also report this threshold, or the threshold of a setting, by file or name.")
     ] = None,
     router: options.RouterFile = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Figure of top-1 and GMACs by suite and model: .png, .svg or .pdf.")
+    ] = None,
+    beside: Annotated[
+        list[Path] | None,
+        typer.Option(help="Output folder of another model or suite to show in --plot; repeatable."),
+    ] = None,
     precision: options.EvaluationPrecision = "fp32",
     batch: Annotated[
         int | None, typer.Option(help="Images per batch. 128 by default on a GPU, 32 on a CPU, 64 for an export.")
@@ -51,8 +59,9 @@ def shift(
     Run it again to resume.
     """
     from progresvit.data.augment.corruptions import CORRUPTIONS, SEVERITIES
-    from progresvit.evaluation.shift import evaluate_sets, plan
+    from progresvit.evaluation.shift import evaluate_sets, plan, read_summary
     from progresvit.evaluation.source import EvalOptions, intended_header
+    from progresvit.table import PLOTS
 
     sets = plan(
         suite,  # type: ignore[arg-type]  # plan reports unknown suites
@@ -65,6 +74,11 @@ def shift(
         raise ValueError("--router needs --threshold; give both.")
     if cache is not None and suite != "generated":
         raise ValueError(f"--cache keeps generated corruptions, and {suite} is read from its files; leave it out.")
+    if beside and plot is None:
+        raise ValueError("--beside adds results to the figure of --plot; give both.")
+    if plot is not None and plot.suffix not in PLOTS:
+        raise ValueError(f"{plot}: the suffix names the format; use {', '.join(PLOTS)}.")
+    others = [read_summary(folder) for folder in beside or []]
     opened = options.open_model(model, precision=precision, device=device)
     size = opened.batch if batch is None else batch
     eval_options = EvalOptions(precision=precision, batch=size, workers=workers, overwrite=overwrite, cache=cache)
@@ -78,7 +92,7 @@ def shift(
     if processes.first:
         first = next(iter(records.values())).header
         output.report_drawn_split(data, split, images=first.images, drawn_from=first.drawn_from)
-        _report(sets, records, out, tau, fitted)
+        _report(sets, records, out, tau, fitted, plot, others)
 
 
 def _report(
@@ -87,8 +101,10 @@ def _report(
     out: Path,
     tau: float | tuple[float, ...] | None,
     router: Router | None,
+    plot: Path | None,
+    others: list[ShiftSummary],
 ) -> None:
-    from progresvit.evaluation.shift import by_severity, mce_table, shift_table
+    from progresvit.evaluation.shift import SUMMARY, by_severity, mce_table, shift_table, summarize
     from progresvit.evaluation.tables import frontier_table
     from progresvit.routing import PAPER_THRESHOLDS, TENTHS
 
@@ -103,4 +119,11 @@ def _report(
     if mce is not None:
         output.show_table(mce)
         outputs += output.make_outputs([out / f"mce.{suffix}" for suffix in ("json", "md")], mce)
+    summary = summarize(sets, records, tau, router)
+    outputs.append((out / SUMMARY, dump_json(summary.model_dump()) + "\n"))
     output.write_outputs(outputs)
+    if plot is not None:
+        from progresvit.analysis.shift_figure import shift_figure
+        from progresvit.plots import render
+
+        output.write_outputs([(plot, render(shift_figure([summary, *others]), plot.suffix))])

@@ -51,6 +51,8 @@ class ImageDataset:
     others: Mapping[str, int] = field(default_factory=dict, compare=False)
     """Number of files of other kinds in the folders of the classes, by suffix, without hidden files. If the split was
     drawn, they are counted in the whole dataset."""
+    sampled_from: int | None = None
+    """If these images are a random sample, the number of images that it was drawn from."""
 
     def __len__(self) -> int:
         return len(self.entries)

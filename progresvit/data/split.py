@@ -39,6 +39,15 @@ def halves_by_name(names: Sequence[str]) -> tuple[list[int], list[int]]:
     return sorted(ranked[:middle]), sorted(ranked[middle:])
 
 
+def draw_sample(names: Sequence[str], limit: int, *, seed: int) -> list[int]:
+    """Indices of a random sample of ``limit`` images, in the order of ``names``.
+
+    The draw depends on the seed and the names only. A larger sample with the same seed contains the smaller one.
+    """
+    ranked = sorted(range(len(names)), key=lambda index: hash_name(f"{seed}/{names[index]}"))
+    return sorted(ranked[:limit])
+
+
 def hash_name(name: str) -> str:
     """The same for a name on any system."""
     normalised = unicodedata.normalize("NFC", name)  # macOS stores é as e and a combining accent

@@ -19,6 +19,9 @@ from .ood import fpr95 as fpr95
 from .ood import measure_ood as measure_ood
 from .probes import evaluate_knn as evaluate_knn
 from .probes import evaluate_linear as evaluate_linear
+from .published import PublishedPoint as PublishedPoint
+from .published import PublishedSeries as PublishedSeries
+from .published import read_published as read_published
 from .record_files import is_segmentation as is_segmentation
 from .record_files import read_records as read_records
 from .record_files import read_routed_records as read_routed_records

@@ -57,6 +57,8 @@ class Header:
     """Names of the images, in order."""
     drawn_from: int | None = None
     """Number of images in the data, if it has no splits and these are a sample of it."""
+    sample: Mapping[str, int] | None = None
+    """If the images are a random sample: its size (``images``), the number it was drawn from (``of``), and ``seed``."""
     training_images: int | None = None
     """Images that the model was trained on, by the names in its folder; None if its folder does not tell."""
     evaluations: int | None = None
@@ -112,6 +114,19 @@ class Header:
                 "have the same names."
             )
 
+    def check_same_sample(self, other: Header) -> None:
+        """Refuse records of the same data and split of which these and the other are different samples."""
+        if (self.data, self.split) == (other.data, other.split) and self.sample != other.sample:
+            raise ValueError(
+                f"{self.model} was evaluated on {self._describe_sample()} of {self.data}, and {other.model} on "
+                f"{other._describe_sample()}; evaluate both on the same images, with the same limit and seed."
+            )
+
+    def _describe_sample(self) -> str:
+        if self.sample is None:
+            return "all images"
+        return "a sample of {images} of {of} images (seed {seed})".format(**self.sample)
+
     def check_routable(self) -> None:
         """Refuse rounds that are alternatives."""
         if not self.routable:
@@ -122,7 +137,7 @@ class Header:
 
     def to_dict(self) -> dict[str, Any]:
         """The content of the file; fields that do not apply to this evaluation (masks, probe, …) are left out."""
-        optional = ("corruption_sha256", "masks", "probe", "probe_result", "backend", "graphs_sha256")
+        optional = ("sample", "corruption_sha256", "masks", "probe", "probe_result", "backend", "graphs_sha256")
         return {
             FILE_KEYS.get(name, name): value
             for name, value in asdict(self).items()

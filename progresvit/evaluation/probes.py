@@ -269,7 +269,7 @@ def check_features(model: RoundModel, source: DataSource) -> None:
 
 def find_labelled(source: DataSource, bank_split: str) -> LabelledSplits:
     """The images of the bank and of the source; each class needs images in the bank, and no image may be in both."""
-    bank = replace(source, split=bank_split).find()
+    bank = replace(source, split=bank_split, limit=None).find()
     images = source.find()
     filled = Counter(bank.targets)
     numbers = {name: number for number, name in enumerate(bank.class_ids) if filled[number]}

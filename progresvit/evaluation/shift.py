@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+from pydantic import Field
 
 from progresvit import table
 from progresvit.data.augment.corruption import Corruption, check_corruption, file_name
@@ -21,7 +22,9 @@ from progresvit.evaluation.record_files import read_records
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.run import evaluate
 from progresvit.evaluation.source import DataSource, EvalOptions, intended_header
+from progresvit.io.parse import Section, read_json
 from progresvit.io.resumable import Progress
+from progresvit.metrics.interval import Interval, share_interval
 from progresvit.model.interface import RoundModel
 from progresvit.routing import Router
 from progresvit.table import Column, Row, Table
@@ -44,6 +47,10 @@ ALEXNET_ERRORS = dict(
     )
 )  # fmt: skip
 """AlexNet's mean error over the severities of each corruption of ImageNet-C (Hendrycks and Dietterich, 2019)."""
+
+
+SUMMARY = "summary.json"
+"""File in the output folder of ``progresvit shift``."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +204,87 @@ def shift_table(
             Column("gmacs_paper", "GMACs (paper)", table.decimals),
         ]
     return Table("Accuracy under distribution shift", columns, rows)
+
+
+class ShiftedAnswers(Section):
+    """Accuracy and compute on a suite, mean over its sets."""
+
+    top1: float = Field(ge=0, le=1)
+    gmacs: float = Field(gt=0)
+    """Average per image, in the paper's convention."""
+
+    def interval(self, images: int) -> Interval:
+        """The 95 % interval of top-1 over the images of a single set."""
+        return share_interval(round(self.top1 * images), images)
+
+
+class ShiftSummary(Section):
+    """A model on a suite, as figures need it: the file ``summary.json`` of ``progresvit shift``."""
+
+    model: str
+    suite: Suite
+    sets: tuple[str, ...] = Field(min_length=1)
+    """Names of the sets; one but for corruptions."""
+    images: int = Field(ge=1)
+    """Images of each set."""
+    names_sha256: str
+    """Names of these images, in order."""
+    full: ShiftedAnswers
+    """After all rounds."""
+    routed: ShiftedAnswers | None = None
+    threshold: float | tuple[float, ...] = 0.0
+    """Threshold of the routed answers."""
+
+
+def summarize(
+    sets: Sequence[ShiftedSet],
+    records_of: Mapping[str, Records],
+    threshold: float | Sequence[float] | None = None,
+    router: Router | None = None,
+) -> ShiftSummary:
+    """The summary of a model on the sets of a suite; with a threshold, of its routed answers too."""
+    records = [records_of[shifted.name] for shifted in sets]
+    header = records[0].header
+    about: dict[str, Any] = {}
+    if threshold is not None:
+        points = [of_set.frontier([threshold], router)[0] for of_set in records]
+        about["routed"] = ShiftedAnswers(
+            top1=float(np.mean([point.top1 for point in points])),
+            gmacs=float(np.mean([point.gmacs for point in points])),
+        )
+        about["threshold"] = tuple(threshold) if isinstance(threshold, Sequence) else threshold
+    suite = sets[0].name if sets[0].corruption is None else "generated" if sets[0].source.corruption else "imagenet-c"
+    return ShiftSummary(
+        model=header.model,
+        suite=suite,
+        sets=tuple(shifted.name for shifted in sets),
+        images=len(records[0]),
+        names_sha256=header.names_sha256,
+        full=ShiftedAnswers(
+            top1=float(np.mean([of_set.correct[:, -1].mean() for of_set in records])), gmacs=records[0].full_gmacs()
+        ),
+        **about,
+    )
+
+
+def read_summary(folder: Path) -> ShiftSummary:
+    """The summary in an output folder of ``progresvit shift``."""
+    remedy = "give an output folder of progresvit shift, or run its command again, which keeps the records."
+    return read_json(ShiftSummary, folder / SUMMARY, what="summary of progresvit shift", remedy=remedy)
+
+
+def check_beside(results: Sequence[ShiftSummary]) -> None:
+    """Refuse the same model and suite twice, and results on different images of a suite."""
+    seen: dict[str, ShiftSummary] = {}
+    for result in results:
+        if sum((other.model, other.suite) == (result.model, result.suite) for other in results) > 1:
+            raise ValueError(f"{result.model} on {result.suite} is given twice; name each output folder once.")
+        first = seen.setdefault(result.suite, result)
+        if (first.sets, first.images, first.names_sha256) != (result.sets, result.images, result.names_sha256):
+            raise ValueError(
+                f"{first.model} and {result.model} were evaluated on different images of {result.suite}; evaluate both "
+                "on the same data."
+            )
 
 
 def mean_corruption_error(errors: Mapping[str, Sequence[float]]) -> float:

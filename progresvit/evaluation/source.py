@@ -18,10 +18,12 @@ from progresvit.data.augment.corruption import Corruption
 from progresvit.data.crop import describe_preprocessing, description_hash
 from progresvit.data.dataset import TIMM_NAMES, ImageDataset, find_images, find_unlabelled
 from progresvit.data.gpu_decode import plan_for
+from progresvit.data.split import draw_sample
 from progresvit.data.trained_on import count_evaluations, count_training_images
 from progresvit.distributed import Processes
 from progresvit.evaluation.classes import class_numbers
 from progresvit.evaluation.header import Header
+from progresvit.io.parse import count_of
 from progresvit.io.weights import weights_hash
 from progresvit.model.interface import RoundModel
 from progresvit.model.precision import PRECISIONS, check_precision
@@ -39,8 +41,16 @@ class DataSource:
     restrict_classes: bool = False
     """Predictions choose only among the classes of the data (ImageNet-A and -R)."""
     corruption: Corruption | None = None
+    limit: int | None = None
+    """Take a random sample of this many images; None takes all."""
+    seed: int = 0
+    """Seed of the sample. Every model gets the same images, and a larger sample contains a smaller one."""
     others: dict[str, Mapping[str, int]] = field(default_factory=dict, compare=False)
     """By split (``.`` if it was drawn), the number of other files than images, by suffix. :meth:`find` fills it."""
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"limit must be at least 1, got {self.limit}; without a limit, all images are taken.")
 
     def find(self) -> ImageDataset:
         """The images, with targets by the data's own classes. Names must be unique."""
@@ -62,7 +72,16 @@ class DataSource:
                 f"{len(twice)} images of {self.data} share their name with another, such as {twice[0]}; records "
                 "identify images by name, so rename them or evaluate the sets separately."
             )
-        return images
+        if self.limit is None:
+            return images
+        if self.limit > len(images):
+            raise ValueError(
+                f"limit={self.limit} is more than the {count_of(len(images), 'image')} of {self.data}"
+                f"{'' if self.unlabelled else f' ({self.split})'}; give at most {len(images)}, or leave it out to "
+                "take all."
+            )
+        sample = draw_sample([entry.name for entry in images.entries], self.limit, seed=self.seed)
+        return replace(images.subset(sample), sampled_from=len(images))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +171,9 @@ def source_header(
         classes=restricted,
         corruption=f"{source.corruption.name}/{source.corruption.severity}" if source.corruption else None,
         corruption_sha256=source.corruption.source if source.corruption else None,
+        sample=None
+        if images.sampled_from is None
+        else {"images": len(images), "of": images.sampled_from, "seed": source.seed},
     )
     if source.corruption is None and plan_for(model.config, device, options.decode).jpeg:
         return replace(header, preprocessing={**header.preprocessing, "decode": "gpu"})  # the hash is of the crop alone

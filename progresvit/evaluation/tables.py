@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from progresvit import table
 from progresvit.compute import CONVENTIONS, Convention
 from progresvit.evaluation.per_round import CrossFittedPoint, cross_fitted_curve, find_thresholds, has_per_round
+from progresvit.evaluation.published import PublishedSeries, check_comparable
 from progresvit.evaluation.records import Records, RoutedRecords
 from progresvit.evaluation.segmentation_records import SegmentationRecords
 from progresvit.metrics.interval import Interval, share_interval
@@ -22,6 +23,8 @@ from progresvit.table import Column, Row, Table
 
 PER_ROUND, OTHERS = "per round", "chosen on the other half"
 """Notes of rows that have one threshold for each round, and of those that were chosen on other images."""
+PUBLISHED = "published"
+"""Note of rows that were not measured here."""
 
 
 def frontier_table(
@@ -29,6 +32,7 @@ def frontier_table(
     thresholds: ArrayLike | None = None,
     router: Router | None = None,
     settings: Mapping[str, Threshold] | None = None,
+    published: Sequence[PublishedSeries] = (),
 ) -> Table:
     """Accuracy, compute in both conventions and exit shares at each threshold; then the near-lossless point.
 
@@ -45,8 +49,14 @@ def frontier_table(
             for segmentation models the thresholds at which 0, 10, ..., 100 % of the images exit early.
         router: Compare thresholds with its probabilities instead of entropies.
         settings: Named thresholds, chosen elsewhere; each gets a row with its name.
+        published: Results of other methods. Their rows are last and have a source; their GMACs are in a column of
+            their own, since each source has its own convention.
     """
-    (main, label), (other, other_label) = next(iter(models.values())).metric.labels.items()
+    first = next(iter(models.values()))
+    for records in models.values():
+        first.header.check_same_sample(records.header)
+    check_comparable(published, first.metric)
+    (main, label), (other, other_label) = first.metric.labels.items()
     rows: list[Row] = []
     for name, records in models.items():
         limits = records.default_thresholds() if thresholds is None else thresholds
@@ -60,8 +70,9 @@ def frontier_table(
     most = max(sum(key.startswith("exit_share_") for key in row) for row in rows)
     for row in rows:  # models may differ in their rounds
         row.update({f"exit_share_{s}": row.get(f"exit_share_{s}") for s in range(1, most + 1)})
+    several = len(models) > 1 or bool(published)
     columns = [
-        *([Column("model", "model")] if len(models) > 1 else []),
+        *([Column("model", "model")] if several else []),
         Column("threshold", "τ", table.threshold),
         Column(main, f"{label} (%)", table.percent),
         Column(f"{main}_low", "95 % from", table.percent),
@@ -69,13 +80,32 @@ def frontier_table(
         Column(other, f"{other_label} (%)", table.percent),
         Column("gmacs_paper", "GMACs (paper)", table.decimals),
         Column("gmacs_executed", "GMACs (executed)", table.decimals),
+        *([Column("gmacs_published", "GMACs (as published)", table.decimals)] if published else []),
         Column("saving", "saving (%)", table.rough_percent),
         *(Column(f"exit_share_{s}", f"exit {s} (%)", table.rough_percent) for s in range(1, most + 1)),
         Column("note", "note"),
+        *([Column("source", "source", left=True)] if published else []),
     ]
-    if len(models) == 1:
+    rows += _published_rows(published, main)
+    if published:
+        rows = [{column.key: row.get(column.key) for column in columns} for row in rows]
+    if not several:
         rows = [{key: value for key, value in row.items() if key != "model"} for row in rows]
     return Table("Accuracy and compute by threshold", columns, rows)
+
+
+def _published_rows(published: Sequence[PublishedSeries], main: str) -> list[Row]:
+    return [
+        {
+            "model": series.method,
+            main: point.top1 / 100,
+            "gmacs_published": point.gmacs,
+            "note": f"{PUBLISHED}, {point.label}",
+            "source": series.source,
+        }
+        for series in published
+        for point in series.points
+    ]
 
 
 def _per_round_rows(name: str, records: Records, router: Router | None) -> list[Row]:

@@ -1,12 +1,14 @@
 import io
+from functools import partial
+from itertools import combinations
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from progresvit.analysis.routing_figures import frontier_figure, reliability_figure, risk_coverage_figure
-from progresvit.evaluation import reliabilities, risk_coverage_curves
-from progresvit.plots import BAND, COLUMN, in_lines, render
+from progresvit.evaluation import PublishedPoint, PublishedSeries, reliabilities, risk_coverage_curves
+from progresvit.plots import BAND, COLOURS, COLUMN, in_lines, render
 from tests.evaluation.made import make_records
 
 
@@ -101,6 +103,43 @@ def test_models_without_early_exit_are_a_line_with_labels():
     figure = frontier_figure({"m": make_records()}, fixed={"plain": points})
     assert lines(figure)["plain"] == pytest.approx(np.array([[0.6, 65], [1.25, 73]]))
     assert {text.get_text() for text in figure.axes[0].texts} == set(points)
+
+
+def make_published(count=12):
+    point = partial(PublishedPoint, gmacs=0.02)
+    crowd = [point(label=f"r = {number}", top1=60 + number / 100) for number in range(count)]
+    sweep = [point(label="round 1", top1=50), PublishedPoint(label="τ = 0", top1=70, gmacs=0.05)]
+    about = {"source": "a README", "comparisons": ("made",)}
+    return (
+        PublishedSeries(method="ToMe", points=tuple(crowd[: count // 2]), **about),
+        PublishedSeries(method="ToMe", points=tuple(crowd[count // 2 :]), **about),
+        PublishedSeries(method="sweep", points=tuple(sweep[::-1]), one_model=True, **about),
+    )
+
+
+def test_published_results_have_a_mark_for_each_method_and_labels_that_do_not_overlap():
+    figure = frontier_figure({"m": make_records()}, published=make_published())
+    axes = figure.axes[0]
+    assert lines(figure)["sweep"] == pytest.approx(np.array([[0.02, 50], [0.05, 70]]))
+    marks = {(line.get_color(), line.get_marker()) for line in axes.lines if line.get_label() == "ToMe"}
+    assert len(marks) == 1
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend[-3:] == [BAND, "ToMe", "sweep"]
+    assert "published points: GMACs as in their sources" in axes.get_xlabel()
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert 0 < len(boxes) < 12  # some of a crowd have no place
+    assert {text.get_text() for text in axes.texts} <= {f"r = {number}" for number in range(12)}
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+    assert len(frontier_figure({"m": make_records()}, published=make_published(2)).axes[0].texts) == 2
+
+
+def test_more_methods_than_colours_are_distinguishable():
+    sweep = make_published()[2]
+    published = [sweep.model_copy(update={"method": f"method {number}"}) for number in range(2 * len(COLOURS))]
+    figure = frontier_figure({"m": make_records()}, published=published)
+    looks = {(line.get_color(), line.get_marker()) for line in figure.axes[0].lines if "method" in line.get_label()}
+    assert len(looks) == len(published)
 
 
 def test_the_other_figures_show_their_numbers():

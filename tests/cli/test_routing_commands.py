@@ -3,6 +3,7 @@
 import csv
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +11,13 @@ import torch
 
 import progresvit
 from progresvit.evaluation import read_records, write_records
+from progresvit.evaluation.shift import read_summary
 from progresvit.metrics.interval import share_interval
 from progresvit.routing import load_budgets, load_router, load_setting
 from tests.commands import refused, run, works
 from tests.evaluation.made import make_records
+
+PUBLISHED = Path(__file__).parents[2] / "repro" / "published.yaml"
 
 
 @pytest.fixture
@@ -63,6 +67,19 @@ def test_a_saved_model_that_merges_tokens_is_described_and_evaluated(model, digi
     refused("merge", *evaluate, "--merge", "1,2,3", "--out", tmp_path / "x.parquet")
 
 
+def test_evaluate_takes_a_sample(model, digits, segmenter, tmp_path):
+    base = ["evaluate", model, "--data", digits, "--workers", 0, "--device", "cpu", "--out", tmp_path / "r.parquet"]
+    refused("--limit 25 is more than the 24 images", *base, "--limit", 25)
+    refused("--limit must be at least 1, got 0", *base, "--limit", 0)
+    refused("give both", *base, "--seed", 1)
+    both = ("--limit", 2, "--seed", 0)
+    refused("--limit and --seed are for classification models", "evaluate", segmenter, *base[2:], *both)
+    output = works(*base, "--limit", 9, "--seed", 1)
+    assert "note: a random sample of 9 of 24 images, drawn with seed 1" in output
+    assert "top-1 of 9 images" in output
+    assert read_records(tmp_path / "r.parquet").header.sample == {"images": 9, "of": 24, "seed": 1}
+
+
 @pytest.mark.slow
 def test_evaluate_says_what_it_left_out_and_refuses_bad_input(model, digits, tmp_path):
     out = tmp_path / "x" / "r.parquet"
@@ -84,6 +101,20 @@ def test_evaluate_says_what_it_left_out_and_refuses_bad_input(model, digits, tmp
     progresvit.save(broken, model)
     output = works(*base, "--data", digits, "--overwrite")
     assert "24 images have NaN or infinite logits" in output
+
+
+def test_frontier_beside_published_results(records, tmp_path):
+    published = ("--published", PUBLISHED, "--comparison", "dynamic-tokens")
+    outs = [tmp_path / f"f.{suffix}" for suffix in ("csv", "json", "png")]
+    output = works("frontier", records, *published, *(x for out in outs for x in ("--out", out)))
+    assert "published, DeiT-S, r = 13" in output
+    assert "arXiv:2210.09461" in output
+    rows = list(csv.DictReader(outs[0].open()))
+    assert {row["model"] for row in rows if row["source"]} == {row["model"] for row in rows} - {"r"}
+    refused("give both", "frontier", records, "--comparison", "early-exit")
+    refused("no comparison 'x'; choose one of adaptive-width", "frontier", records, *published[:3], "x")
+    (tmp_path / "bad.yaml").write_text("series: [{method: ToMe, points: []}]")
+    refused("ToMe has no source", "frontier", records, "--published", tmp_path / "bad.yaml")
 
 
 @pytest.mark.slow
@@ -312,6 +343,24 @@ def test_trust_with_and_without_temperatures(records, others, tmp_path):
     assert "calibration error" in works("trust", records, "--out", tmp_path / "t.json", "--out", tmp_path / "t.png")
     assert "after scaling" in works("trust", records, "--temperature", "--out", tmp_path / "scaled.png")
     refused("evaluate again with --logits (progresvit evaluate)", "trust", others, "--temperature")
+
+
+def test_shift_draws_models_beside_each_other(model, digits, randomize, tmp_path):
+    other = progresvit.save(randomize(progresvit.load(model)), tmp_path / "other")
+    some = ["--data", digits, "--suite", "generated", "--corruptions", "contrast", "--severities", "2", "--workers", 0]
+    mine, theirs = (["shift", one, *some, "--device", "cpu", "--out", one / "shift"] for one in (model, other))
+    refused("--beside adds results to the figure of --plot", *mine, "--beside", tmp_path)
+    refused("there is no summary of progresvit shift", *mine, "--plot", tmp_path / "s.png", "--beside", tmp_path)
+    refused("the suffix names the format", *mine, "--plot", tmp_path / "s.jpg")
+    works(*theirs)
+    works(*mine, "--threshold", "0.9", "--plot", tmp_path / "s.svg", "--beside", other / "shift")
+    figure = (tmp_path / "s.svg").read_text()
+    assert all(name in figure for name in ("<!-- model -->", "<!-- model, routed at τ = 0.9 -->", "<!-- other -->"))
+    refused("is given twice", *mine, "--plot", tmp_path / "twice.png", "--beside", model / "shift")
+    works(*mine, "--threshold", "0.9")
+    (row,) = json.loads((model / "shift" / "shift.json").read_text())["rows"]
+    summary = read_summary(model / "shift")
+    assert (summary.full.top1, summary.routed.top1) == (row["top1_round_2"], row["top1_routed"])
 
 
 @pytest.mark.slow

@@ -124,6 +124,14 @@ def test_a_corruption_applies_to_the_images_and_not_to_the_bank(model, digits, r
     assert not np.allclose(corrupted.top10_entropy, records.top10_entropy)
 
 
+def test_a_sample_is_drawn_of_the_images_and_not_of_the_bank(model, digits, records, tmp_path):
+    sample = run(model, digits, tmp_path / "s.parquet", source={"limit": 7})
+    assert sample.header.sample == {"images": 7, "of": 24, "seed": 0}
+    assert sample.header.probe == records.header.probe
+    rows = np.isin(records.ids, sample.ids)
+    assert sample.top10_entropy == pytest.approx(records.top10_entropy[rows], abs=1e-5)
+
+
 def test_a_class_with_one_image_in_the_bank_can_be_predicted(model, digits, tmp_path):
     data = tmp_path / "data"
     shutil.copytree(digits, data)

@@ -14,7 +14,7 @@ import progresvit
 from progresvit.data.augment.corruption import Corruption
 from progresvit.data.transforms import NamedTransform, normalise
 from progresvit.distributed import Processes
-from progresvit.evaluation import DataSource, EvalOptions, evaluate
+from progresvit.evaluation import DataSource, EvalOptions, evaluate, read_records
 from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
 from tests.evaluation.made import ONE, copy_digits
@@ -196,6 +196,48 @@ def test_a_corruption_is_the_same_in_every_run_and_worker_and_is_recorded(model,
     assert first.header.corruption == "gaussian_noise/3"
     assert first.statistics == pytest.approx(second.statistics, abs=1e-4)
     assert not np.allclose(first.statistics, clean.statistics, atol=1e-2)
+
+
+def test_a_sample_is_drawn_by_its_seed_is_the_same_for_every_model_and_is_recorded(
+    model, digits, whole, tmp_path, randomize
+):
+    sample = run(model, digits, tmp_path / "a.parquet", limit=10, seed=3)
+    assert sample.header.sample == {"images": 10, "of": 24, "seed": 3}
+    assert (sample.header.images, read_records(tmp_path / "a.parquet").header.sample["of"]) == (10, 24)
+    rows = np.isin(whole.ids, sample.ids)
+    assert np.array_equal(whole.ids[rows], sample.ids)  # in the order of the data
+    assert sample.statistics == pytest.approx(whole.statistics[rows], abs=1e-4)
+    other_model = run(randomize(ProgResViT(digits_config())), digits, tmp_path / "b.parquet", limit=10, seed=3)
+    assert np.array_equal(other_model.ids, sample.ids)
+    larger = DataSource(data=str(digits), limit=15, seed=3).find()
+    assert {entry.name for entry in larger.entries} > set(sample.ids)
+    others = DataSource(data=str(digits), limit=10).find()
+    assert {entry.name for entry in others.entries} != set(sample.ids)
+    assert others.class_ids == ("0", "1", "2", "3")
+    assert "sample" not in whole.header.to_dict()  # headers without a sample are as before
+
+
+def test_a_stopped_sample_is_continued_and_another_is_refused(model, digits, tmp_path, small_chunks, monkeypatch):
+    sample = {"limit": 20, "seed": 1}
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(9, patch)
+        with pytest.raises(KeyboardInterrupt):
+            run(model, digits, tmp_path / "r.parquet", **sample)
+    with pytest.raises(ValueError, match=r"beginning of another run \(other .*sample"):
+        run(model, digits, tmp_path / "r.parquet", limit=20, seed=2)
+    seen = stop_after(1000, monkeypatch)
+    assert len(run(model, digits, tmp_path / "r.parquet", **sample)) == 20
+    assert 0 < sum(seen) < 20
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [(25, r"limit=25 is more than the 24 images .*\(val\); give at most 24"), (0, "limit must be at least 1, got 0")],
+)
+def test_a_sample_of_more_images_than_the_data_has_or_of_none_is_refused(model, digits, tmp_path, limit, message):
+    with pytest.raises(ValueError, match=message):
+        run(model, digits, tmp_path / "r.parquet", limit=limit)
+    assert not list(tmp_path.iterdir())
 
 
 def test_unreadable_images_are_left_out_and_named_up_to_one_in_a_hundred(model, digits, tmp_path):

@@ -18,7 +18,9 @@ from progresvit.evaluation.shift import (
     mean_corruption_error,
     plan,
     pool,
+    read_summary,
     shift_table,
+    summarize,
 )
 from progresvit.model import ProgResViT
 from tests.evaluation.made import ONE, make_records
@@ -200,3 +202,23 @@ def test_bad_suites_are_refused(digits):
     ]:
         with pytest.raises(ValueError, match=match):
             plan(data=str(digits), **given)
+
+
+def test_a_summary_holds_what_the_table_holds(tmp_path):
+    sets = plan("generated", "made", corruptions=["fog"], severities=[1, 4])
+    found = {"fog_1": make_records(200), "fog_4": make_records(200, seed=1)}
+    summary, mean = summarize(sets, found, 0.5), shift_table(sets, found, 0.5).rows[-1]
+    assert (summary.suite, summary.sets, summary.images, summary.model) == (
+        "generated",
+        ("fog_1", "fog_4"),
+        200,
+        "made",
+    )
+    assert summary.full.top1 == pytest.approx(mean["top1_round_2"])
+    assert summary.full.gmacs == found["fog_1"].gmacs()[-1]
+    assert (summary.routed.top1, summary.routed.gmacs) == pytest.approx((mean["top1_routed"], mean["gmacs_paper"]))
+    assert summarize(plan("imagenet-c", "made", corruptions=["fog"], severities=[1, 4]), found).suite == "imagenet-c"
+    plain = summarize(plan("imagenet-v2", "made"), {"imagenet-v2": found["fog_1"]})
+    assert (plain.suite, plain.routed) == ("imagenet-v2", None)
+    with pytest.raises(ValueError, match=r"there is no summary of progresvit shift at .*summary\.json; give an output"):
+        read_summary(tmp_path)

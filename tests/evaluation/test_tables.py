@@ -43,6 +43,20 @@ def test_the_table_holds_both_conventions_and_the_near_lossless_point():
     assert best["threshold"] == near_lossless(records.top10_entropy, records.correct, records.gmacs()).threshold
 
 
+def test_different_samples_of_the_same_data_are_not_compared():
+    everything = make_records()
+    some, others = (
+        replace(everything, header=replace(everything.header, sample={"images": 400, "of": 900, "seed": seed}))
+        for seed in (0, 1)
+    )
+    elsewhere = replace(everything, header=replace(everything.header, data="elsewhere"))
+    frontier_table({"a": some, "b": some, "c": elsewhere}, [0.5])
+    with pytest.raises(ValueError, match=r"a sample of 400 of 900 images \(seed 0\) of made, .* \(seed 1\); .* limit"):
+        frontier_table({"a": some, "b": others}, [0.5])
+    with pytest.raises(ValueError, match="on all images of made, and made on a sample of 400"):
+        frontier_table({"a": everything, "b": some}, [0.5])
+
+
 def test_the_papers_thresholds_are_the_default_and_three_rounds_may_have_one_each():
     three = make_records(rounds=3)
     assert [row["threshold"] for row in frontier_table({"m": three}).rows[:4]] == [0.0, 0.1, 0.2, 0.3]
