@@ -121,9 +121,9 @@ def _report(
         outputs += output.make_outputs([out / f"mce.{suffix}" for suffix in ("json", "md")], mce)
     summary = summarize(sets, records, tau, router)
     outputs.append((out / SUMMARY, dump_json(summary.model_dump()) + "\n"))
+    output.write_outputs(outputs)
     if plot is not None:
         from progresvit.analysis.shift_figure import shift_figure
         from progresvit.plots import render
 
-        outputs.append((plot, render(shift_figure([summary, *others]), plot.suffix)))
-    output.write_outputs(outputs)
+        output.write_outputs([(plot, render(shift_figure([summary, *others]), plot.suffix))])

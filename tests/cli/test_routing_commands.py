@@ -356,6 +356,8 @@ def test_shift_draws_models_beside_each_other(model, digits, randomize, tmp_path
     works(*mine, "--threshold", "0.9", "--plot", tmp_path / "s.svg", "--beside", other / "shift")
     figure = (tmp_path / "s.svg").read_text()
     assert all(name in figure for name in ("<!-- model -->", "<!-- model, routed at τ = 0.9 -->", "<!-- other -->"))
+    refused("is given twice", *mine, "--plot", tmp_path / "twice.png", "--beside", model / "shift")
+    works(*mine, "--threshold", "0.9")
     (row,) = json.loads((model / "shift" / "shift.json").read_text())["rows"]
     summary = read_summary(model / "shift")
     assert (summary.full.top1, summary.routed.top1) == (row["top1_round_2"], row["top1_routed"])

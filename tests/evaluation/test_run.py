@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+import progresvit
 from progresvit.data.augment.corruption import Corruption
 from progresvit.data.transforms import NamedTransform, normalise
 from progresvit.distributed import Processes
@@ -375,7 +376,7 @@ def test_a_gpu_in_bf16_gives_nearly_the_cpus_records(model, digits, tmp_path):
 
 @pytest.mark.gpu
 def test_a_gpu_in_tf32_rounds_and_leaves_the_process_as_it_was(digits, tmp_path):
-    model = ProgResViT(preset("progresvit_tiny_160_224", num_classes=4))
+    model = progresvit.create_model("progresvit_tiny_160_224", num_classes=4)
     gpu, before = Processes(0, 1, torch.device("cuda", 0)), torch.get_float32_matmul_precision()
     exact, rounded, again = (
         run(model, digits, tmp_path / f"{number}.parquet", replace(PLAIN, precision=precision), processes=gpu)
