@@ -233,9 +233,9 @@ def _difference(module: nn.Module) -> str | None:
         return f"its head reads tokens that are pooled by {module.global_pool!r}, not the class token"
     if not isinstance(module.norm, nn.LayerNorm):
         return "it has no norm before the head"
-    blocks: Any = module.blocks
-    width: int = module.embed_dim
-    for block in blocks:
+    vit: Any = module
+    width = vit.embed_dim
+    for block in vit.blocks:
         for part, expected in ((block, Block), (block.attn, Attention), (block.mlp, Mlp)):
             if type(part) is not expected:
                 return f"its blocks have {type(part).__name__} instead of {expected.__name__}"
