@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,10 @@ def load_with_folder(source: Source | None = None, *, revision: str | None = Non
 
         return load_official(source, revision=revision), None
     if source is not None and not is_local(source):
-        path = Path(source).expanduser()
-        if path.suffix == ".safetensors" and path.is_file():
+        if is_weights_file(source):
             from progresvit.interop.official import import_official
 
-            return import_official(path), None
+            return import_official(source), None
         if is_timm_name(source):
             from progresvit.interop.plain import from_timm
 
@@ -67,6 +67,12 @@ def load_with_folder(source: Source | None = None, *, revision: str | None = Non
     if source is not None and not is_local(source) and not (folder / WEIGHTS_FILE).is_file():
         folder = find_folder(source, revision=revision, files=[CONFIG_FILE, *(f"*{end}" for end in PICKLE_SUFFIXES)])
     return load_foreign_folder(folder), folder
+
+
+def is_weights_file(source: Source) -> bool:
+    """Whether ``source`` is a file of weights that no pickle is needed for."""
+    path = Path(os.path.expanduser(source))
+    return path.suffix == ".safetensors" and path.is_file()
 
 
 def is_timm_name(source: Source) -> bool:

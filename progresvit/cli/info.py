@@ -145,13 +145,13 @@ def find_config(source: str) -> BaseConfig:
             return config_from_timm(source)
         nearest = did_you_mean(source, (*BUNDLED, *PRESETS))
         raise ValueError(f"there is no preset, bundled model or model folder {source!r}; {nearest}")
-    if Path(source).suffix != ".safetensors" or not Path(source).is_file():
+    if Path(source).suffix != ".safetensors":  # torch is not needed
         folder = find_folder(source, files=(CONFIG_FILE,))
         if not is_foreign(folder):
             return read_config(folder)
     from progresvit.api import load
 
-    return load(source).config  # the weights say the rounds
+    return load(source).config  # the rounds follow from the weights
 
 
 def describe_export(folder: Path, settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

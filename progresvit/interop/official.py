@@ -227,8 +227,9 @@ def _hydravit(weights: Mapping[str, Tensor], options: Mapping[str, Any]) -> Hydr
     """The config of a HydraViT: the heads that it was trained with, or 3 heads and more."""
     shared = _backbone(weights)
     trained = options.get("heads")
-    known = isinstance(trained, list) and trained and all(type(count) is int for count in trained)
-    heads = sorted(set(trained)) if known else list(range(min(3, shared["heads"]), shared["heads"] + 1))
+    heads: Sequence[int] = range(min(3, shared["heads"]), shared["heads"] + 1)
+    if isinstance(trained, list) and trained and all(type(count) is int for count in trained):
+        heads = sorted(set(trained))
     return HydraViTConfig(rounds=make_rounds([shared["position_resolution"]] * len(heads), heads), **shared)
 
 

@@ -233,14 +233,16 @@ def _difference(module: nn.Module) -> str | None:
         return f"its head reads tokens that are pooled by {module.global_pool!r}, not the class token"
     if not isinstance(module.norm, nn.LayerNorm):
         return "it has no norm before the head"
-    for block in module.blocks:
+    vit: Any = module
+    width = vit.embed_dim
+    for block in vit.blocks:
         for part, expected in ((block, Block), (block.attn, Attention), (block.mlp, Mlp)):
             if type(part) is not expected:
                 return f"its blocks have {type(part).__name__} instead of {expected.__name__}"
-        if block.attn.num_heads * HEAD_WIDTH != module.embed_dim:
-            return f"it has {block.attn.num_heads} heads for {module.embed_dim} channels, not heads of {HEAD_WIDTH}"
-        if block.mlp.fc1.out_features != MLP_RATIO * module.embed_dim:
-            return f"its MLPs have {block.mlp.fc1.out_features} hidden channels, not {MLP_RATIO * module.embed_dim}"
+        if block.attn.num_heads * HEAD_WIDTH != width:
+            return f"it has {block.attn.num_heads} heads for {width} channels, not heads of {HEAD_WIDTH}"
+        if block.mlp.fc1.out_features != MLP_RATIO * width:
+            return f"its MLPs have {block.mlp.fc1.out_features} hidden channels, not {MLP_RATIO * width}"
         if not isinstance(block.mlp.act, nn.GELU) or block.mlp.act.approximate != "none":
             return f"its MLPs have the activation {block.mlp.act}"
     epsilons = {part.eps for part in module.modules() if isinstance(part, nn.LayerNorm)}
