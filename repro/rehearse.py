@@ -77,7 +77,7 @@ TASKS = {
 }
 """Changes to the recipes of a task."""
 OTHERS = ("optimizer.batch=50",)
-MERGE = {4: 1, 8: 2, 13: 3, 16: 4}
+MERGE = {4: 1, 8: 2, 13: 3}
 WORDS = {"--images": "40", "--batch": "8", "--seconds": "0.05"}
 """Values of options of commands."""
 MORE = {
