@@ -242,11 +242,11 @@ def summarize(
     threshold: float | Sequence[float] | None = None,
     router: Router | None = None,
 ) -> ShiftSummary:
-    """The summary of a model on the sets of a suite; with a threshold, of its routed answers too."""
+    """The summary of a model on the sets of a suite; with a threshold and several rounds, of its routed answers too."""
     records = [records_of[shifted.name] for shifted in sets]
     header = records[0].header
     about: dict[str, Any] = {}
-    if threshold is not None:
+    if threshold is not None and header.rounds > 1:
         points = [of_set.frontier([threshold], router)[0] for of_set in records]
         about["routed"] = ShiftedAnswers(
             top1=float(np.mean([point.top1 for point in points])),
