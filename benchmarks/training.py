@@ -142,7 +142,7 @@ def ours_on_photographs(options: argparse.Namespace, processes: Processes, batch
 
 
 def ours_from_files(options: argparse.Namespace, processes: Processes, batch: int) -> dict[str, float]:
-    """Files that are decoded, cropped, augmented with RandAugment, erased and mixed on the device."""
+    """Files that are decoded, cropped, augmented with RandAugment, mixed and erased on the device."""
     from progresvit.data.dataset import find_images
     from progresvit.data.sources import GpuSource, plan_training
 

@@ -169,8 +169,8 @@ def write_study() -> None:
 
 def progresvit(entry: Entry, command: Command) -> TaskFailed | None:
     """Run a command. A training with a checkpoint resumes; records of an earlier model are replaced."""
-    words, alone = [sys.executable], "linear" in command.words  # a linear probe is trained by one process
-    if GIVEN.processes > 1 and not alone:
+    words = [sys.executable]
+    if GIVEN.processes > 1:
         words += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(GIVEN.processes)]
     words += ["-m", "progresvit", *command.words]
     if command.words[0] == "train" and (PLACES.run(entry.name) / "recipe.yaml").exists():

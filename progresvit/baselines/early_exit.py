@@ -112,7 +112,11 @@ class EarlyExit(Backbone):
         return cast(Exit, self if s == len(self.exits) else self.exits[s])
 
     def _features(self, s: int, tokens: Tensor) -> RoundFeatures:
-        return super()._features(s, self._owner(s).norm(tokens))  # a round returns the residual stream
+        return super()._features(s, self.normalise(s, tokens))  # a round returns the residual stream
+
+    def normalise(self, s: int, tokens: Tensor) -> Tensor:
+        normalised: Tensor = self._owner(s).norm(tokens)
+        return normalised
 
     def round_macs(self, convention: compute.Convention = "paper") -> Sequence[compute.RoundMacs]:
         """MACs that each round adds to the rounds before it, with the head of its exit."""

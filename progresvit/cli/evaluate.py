@@ -96,6 +96,16 @@ def evaluate(
         str | None,
         typer.Option(help="linear: learning rates to choose from, for a batch of 256, such as 0.01,0.1,1."),
     ] = None,
+    blocks: Annotated[
+        int | None,
+        typer.Option(help="linear: last blocks whose class tokens a classifier reads, 4 by default, as in DINO."),
+    ] = None,
+    crop: Annotated[
+        float | None,
+        typer.Option(
+            help="linear: share of the shorter side that the evaluation crop keeps, 0.875 by default, as in DINO."
+        ),
+    ] = None,
     in_memory: Annotated[
         bool, typer.Option("--in-memory", help="linear: decode the training images once and keep them on the device.")
     ] = False,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 KNN, LINEAR = "knn", "linear"
 HEADS = ("classification", "segmentation")
 FOR_KNN = ("k", "temperature")
-FOR_LINEAR = ("epochs", "learning_rates", "in_memory")
+FOR_LINEAR = ("epochs", "learning_rates", "blocks", "crop", "in_memory")
 FOR_HEADS = ("unlabelled", "restrict_classes")
 NOT_FOR_PROBES = "for predictions of the model's head, and knn and linear choose among the labelled classes of the data"
 
@@ -83,7 +83,8 @@ def _describe(probe: Any) -> str:
     images = f"{count_of(probe['images'], 'image', ',')} of {probe['split']}"
     if probe["task"] == KNN:
         return f"k-NN (k {probe['k']}, temperature {probe['temperature']:g}, {images})"
-    return f"linear probe ({count_of(probe['epochs'], 'epoch')}, {images})"
+    blocks = count_of(probe.get("blocks", 1), "block")
+    return f"linear probe ({blocks}, {count_of(probe['epochs'], 'epoch')}, {images})"
 
 
 def _with_interval(share: float, images: int) -> str:

@@ -9,7 +9,7 @@ Letters: N images, B images of a batch, S rounds, L learning rates, d channels, 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import torch
@@ -21,6 +21,8 @@ from progresvit.data.sampler import EpochSampler
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Learning rates that are tried by default, for a batch of 256."""
 BATCH = 256
+BLOCKS, CROP = 4, 0.875
+"""Blocks whose class tokens a classifier reads, and the evaluation crop: those of DINO's probe of a ViT-S."""
 MOMENTUM = 0.9
 INITIAL_DEVIATION = 0.01
 _MOMENTUM_KEY = "momentum/"
@@ -79,14 +81,23 @@ class LinearProbe(nn.Module):
             for tokens, of_round in zip(features, self.classifiers)
         ]
 
-    def train_step(self, features: Sequence[Tensor], targets: Tensor) -> None:
-        """One step of every classifier: S times (B, d), (B,)."""
+    def train_step(
+        self, features: Sequence[Tensor], targets: Tensor, mean: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """One step of every classifier: S times (B, d), (B,).
+
+        ``mean`` averages a gradient over processes in place, each of which has an equal share of the batch.
+        """
         decay = (1 + math.cos(math.pi * self.step / self.steps)) / 2
         for group, rate in zip(self.optimizer.param_groups, self.rates):
             group["lr"] = rate * decay
         self.optimizer.zero_grad()
         losses = [F.cross_entropy(logits, targets) for of_round in self(features) for logits in of_round]
         torch.stack(losses).sum().backward()  # each classifier has a loss of its own
+        if mean is not None:
+            for parameter in self.parameters():
+                assert parameter.grad is not None
+                mean(parameter.grad)
         self.optimizer.step()
         self.step += 1
 

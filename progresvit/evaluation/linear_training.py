@@ -23,6 +23,7 @@ from progresvit.data.loading import Unreadable
 from progresvit.data.sampler import EpochSampler
 from progresvit.data.sources import InMemorySource, WorkerSource, classification_from_workers
 from progresvit.data.split import hold_out
+from progresvit.distributed import Processes
 from progresvit.evaluation.linear_probe import LinearProbe, count_correct
 from progresvit.evaluation.source import EvalOptions
 from progresvit.io.part_formats import Checkpoint
@@ -67,17 +68,23 @@ def training_batches(
     in_memory: bool,
     seed: int,
     options: EvalOptions,
-    device: torch.device,
+    processes: Processes,
 ) -> InMemorySource | WorkerSource:
-    """Random crops and flips of the training images."""
+    """Random crops and flips of the training images; processes share each batch."""
+    device, shared = processes.device, {"seed": seed, "processes": processes.count, "rank": processes.rank}
     if in_memory:
         stored = in_memory_for_training(train, side=config.input_side, device=device)
-        sampler = EpochSampler(count=len(stored), batch=min(batch, len(stored)), seed=seed)
+        sampler = EpochSampler(count=len(stored), batch=largest_batch(batch, len(stored), processes), **shared)
         return InMemorySource(stored, sampler, AugmentImages(config, Augmentation(), device=device))
-    sampler = EpochSampler(count=len(train), batch=batch, seed=seed)
+    sampler = EpochSampler(count=len(train), batch=batch, **shared)
     return classification_from_workers(
         train, sampler, config=config, augmentation=Augmentation(), workers=options.workers, device=device
     )
+
+
+def largest_batch(batch: int, images: int, processes: Processes) -> int:
+    """The batch, or as many images as there are if processes can share them."""
+    return min(batch, images // processes.count * processes.count)
 
 
 def train_probe(
@@ -85,12 +92,16 @@ def train_probe(
     probe: LinearProbe,
     batches: InMemorySource | WorkerSource,
     checkpoints: Checkpoints,
+    *,
+    blocks: int,
     options: EvalOptions,
+    processes: Processes,
     progress: Progress | None,
 ) -> None:
     """The steps that are left, with a checkpoint after each epoch."""
+    mean = processes.mean if processes.count > 1 else None
     per_epoch, size, unreadable = batches.sampler.steps_per_epoch, batches.sampler.batch, batches.unreadable
-    if done := checkpoints.done():
+    if done := processes.gather(checkpoints.done())[0]:  # as the first process sees it: all begin at the same step
         checkpoint = checkpoints.format.read(checkpoints.path(done[-1]))
         probe.restore(checkpoint.tensors, (done[-1] + 1) * per_epoch)
         for index, reason in json.loads(checkpoint.metadata["unreadable"]):
@@ -98,35 +109,61 @@ def train_probe(
     for micro_batches in batches.steps(probe.step, probe.steps):
         for images, targets in micro_batches:
             with torch.no_grad():
-                tokens = class_tokens(model, images, options.dtype)
-            probe.train_step(tokens, targets)
+                tokens = class_tokens(model, images, options.dtype, blocks=blocks)
+            probe.train_step(tokens, targets, mean)
         if progress:
             progress(probe.step * size, probe.steps * size)
         if probe.step % per_epoch == 0:
             epoch = probe.step // per_epoch - 1  # from 0
+            gather_unreadable(unreadable, processes)
+            if not processes.first:
+                continue
             metadata = {"unreadable": json.dumps(sorted(unreadable.reasons.items()))}
             checkpoints.write(epoch, checkpoints.format.encode([Checkpoint(probe.tensors(), metadata)], 1))
             for before in range(epoch):
                 checkpoints.path(before).unlink(missing_ok=True)
+    processes.wait()  # until the last checkpoint is written
+
+
+def gather_unreadable(unreadable: Unreadable, processes: Processes) -> None:
+    """Note the images that other processes could not read."""
+    for reasons in processes.gather(unreadable.reasons):
+        for index, reason in reasons.items():
+            unreadable.add(index, reason)
 
 
 @torch.no_grad()
 def held_out_accuracy(
-    model: RoundModel, probe: LinearProbe, held_out: ImageDataset, options: EvalOptions, device: torch.device
-) -> tuple[Tensor, Unreadable]:
-    """Top-1 of each classifier on the held-out images, (S, L), and the images that could not be read."""
-    unreadable = Unreadable(held_out)
+    model: RoundModel,
+    probe: LinearProbe,
+    held_out: ImageDataset,
+    config: BaseConfig,
+    *,
+    blocks: int,
+    options: EvalOptions,
+    processes: Processes,
+) -> tuple[Tensor, list[str]]:
+    """Top-1 of each classifier on the held-out images, (S, L), and a line for each image that could not be read.
+
+    Processes share the images. ``config`` prepares them.
+    """
+    mine = held_out.subset(range(processes.rank, len(held_out), processes.count))
+    unreadable = Unreadable(mine)
     unreadable.limit *= ONE_IN  # as many as one in a hundred of all labelled images
     right, count = torch.zeros(()), 0
     for images, targets in evaluation_batches(
-        held_out,
-        config=model.config,
+        mine,
+        config=config,
         batch=options.batch,
         workers=options.workers,
-        device=device,
+        device=processes.device,
         unreadable=unreadable,
         decode=options.decode,
     ):
-        right = right + count_correct(probe, class_tokens(model, images, options.dtype), targets).cpu()
+        tokens = class_tokens(model, images, options.dtype, blocks=blocks)
+        right = right + count_correct(probe, tokens, targets).cpu()
         count += len(targets)
-    return right.double() / count, unreadable
+    counts = processes.gather((right, count, unreadable.lines()))
+    total = torch.stack([right for right, *_ in counts if right.ndim]).sum(dim=0)
+    lines = [line for *_, of_process in counts for line in of_process]
+    return total.double() / sum(count for _, count, _ in counts), lines

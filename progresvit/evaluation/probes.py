@@ -2,8 +2,8 @@
 
 k-NN: class tokens of every round are extracted once, of the labelled images (the bank) and of the images to classify,
 each into a folder of parts next to the records, so a run that was stopped continues. The logarithms of the votes take
-the place of logits in the records. Linear probe: classifiers are trained on the class tokens of the labelled images
-(``linear_training``), and the best one of each round predicts.
+the place of logits in the records. Linear probe: classifiers are trained on the class tokens of the last blocks for the
+labelled images (``linear_training``), and the best one of each round predicts.
 
 Letters: N images, S rounds, L learning rates.
 """
@@ -24,8 +24,21 @@ from torch import Tensor
 from progresvit.data.dataset import ImageDataset, some_of
 from progresvit.data.transforms import NamedTransform
 from progresvit.distributed import Processes
-from progresvit.evaluation.linear_probe import BATCH, LEARNING_RATES, LinearProbe, check_learning_rates
-from progresvit.evaluation.linear_training import held_out_accuracy, hold_out_tenth, train_probe, training_batches
+from progresvit.evaluation.linear_probe import (
+    BATCH,
+    BLOCKS,
+    CROP,
+    LEARNING_RATES,
+    LinearProbe,
+    check_learning_rates,
+)
+from progresvit.evaluation.linear_training import (
+    held_out_accuracy,
+    hold_out_tenth,
+    largest_batch,
+    train_probe,
+    training_batches,
+)
 from progresvit.evaluation.parts import Parts, image_batches
 from progresvit.evaluation.record_files import read_records, write_records
 from progresvit.evaluation.records import Records
@@ -149,6 +162,8 @@ def evaluate_linear(
     processes: Processes,
     epochs: int = 100,
     learning_rates: Sequence[float] = LEARNING_RATES,
+    blocks: int = BLOCKS,
+    crop: float = CROP,
     bank_split: str = "train",
     in_memory: bool = False,
     seed: int = 0,
@@ -159,16 +174,19 @@ def evaluate_linear(
 
     The data gives the classes; the model needs no head. Labels and predictions are indices of
     ``header.probe["classes"]``; ``header.probe_result`` holds the accuracies on held-out images and the learning rates
-    that were chosen. GMACs count the model and not the classifiers.
+    that were chosen. GMACs count the model and not the classifiers. By default features and crop are those of DINO's
+    probe of a ViT-S (Caron et al. 2021).
 
     Args:
         model: It is moved to the device of the processes and set to evaluation mode. It is not changed.
         source: The images to classify; a corruption applies to them and not to the training images.
         out: The file to write.
         name: The model's name in the header.
-        processes: A single process, and its device.
+        processes: Processes that share each batch and the images, and their device.
         epochs: Passes over the training images, with random crops and flips.
         learning_rates: Learning rates to try, for a batch of 256.
+        blocks: A classifier reads the class tokens after this many last blocks of its round, side by side.
+        crop: Share of the shorter side that the evaluation crop keeps, instead of the model's.
         bank_split: Split of the same data with the training images.
         in_memory: Decode the training images once and keep them on the device.
         seed: Seed of the first weights, the order and the crops.
@@ -178,30 +196,39 @@ def evaluate_linear(
     options, device = options or EvalOptions(batch=BATCH), processes.device
     check_features(model, source)
     check_learning_rates(learning_rates)
-    if epochs < 1:
-        raise ValueError(f"a linear probe takes at least one epoch, got epochs={epochs}.")
-    if processes.count > 1:
-        raise ValueError("the linear probe is trained by a single process; run it without torchrun.")
+    if epochs < 1 or blocks < 1:
+        raise ValueError(f"epochs and blocks must be at least 1, got epochs={epochs} and blocks={blocks}.")
+    if blocks > 1 and not hasattr(model, "class_tokens"):
+        raise ValueError(f"{type(model).__name__} gives class tokens of its last block only; pass blocks=1.")
+    config = model.config.replace(crop=crop)
     check_run(out, options, device)
     splits = find_labelled(source, bank_split)
     train, held_out = hold_out_tenth(splits.bank, bank_split)
-    batch = min(options.batch, len(train))
+    batch = largest_batch(options.batch, len(train), processes)
     about = {
         "task": "linear", "epochs": epochs, "batch": batch, "learning_rates": list(learning_rates), "seed": seed,
         "in_memory": in_memory, "held_out": len(held_out), **splits.describe(bank_split),
     }  # fmt: skip
-    header = source_header(model, source, splits.images, name=name, options=options, device=device)
+    if blocks > 1:  # headers had no such key before
+        about["blocks"] = blocks
+    header = source_header(model, source, splits.images, name=name, options=options, device=device, config=config)
     header = replace(header, probe=about)
     model = model.to(device).eval()
+    with torch.no_grad():
+        tokens = class_tokens(
+            model,
+            torch.zeros(1, config.in_channels, config.input_side, config.input_side, device=device),
+            blocks=blocks,
+        )
+    work: dict[str, Any] = {"blocks": blocks, "options": options, "processes": processes}
     checkpoints = ResumableTable(out, SafetensorsCheckpoints(), total=epochs, size=1, ending=".probe")
     with matrix_products(options.precision), checkpoints, Parts(out, splits.images) as parts:
-        checkpoints.claim(header.identity(), overwrite=options.overwrite)
-        with checkpoints.kept_if_begun(first=True):
-            batches = training_batches(train, model.config, batch, in_memory, seed, options, device)
+        if processes.first:
+            checkpoints.claim(header.identity(), overwrite=options.overwrite)
+        processes.wait()  # until the checkpoints of another run are removed
+        with checkpoints.kept_if_begun(first=processes.first):
+            batches = training_batches(train, config, batch, in_memory, seed, options, processes)
             per_epoch = batches.sampler.steps_per_epoch
-            side, channels = model.config.input_side, model.config.in_channels
-            with torch.no_grad():
-                tokens = class_tokens(model, torch.zeros(1, channels, side, side, device=device))
             probe = LinearProbe(
                 [of_round.shape[1] for of_round in tokens],
                 len(splits.bank.class_ids),
@@ -210,20 +237,22 @@ def evaluate_linear(
                 batch=batches.sampler.batch,
                 seed=seed,
             ).to(device)
-            train_probe(model, probe, batches, checkpoints, options, progress)
-        accuracy, unreadable = held_out_accuracy(model, probe, held_out, options, device)  # (S, L)
+            train_probe(model, probe, batches, checkpoints, progress=progress, **work)
+        accuracy, unreadable = held_out_accuracy(model, probe, held_out, config, **work)  # (S, L)
         best = accuracy.argmax(dim=1).tolist()  # (S, L) -> (S,), the first of equally good ones
         result = {"held_out_top1": accuracy.tolist(), "learning_rates": [learning_rates[number] for number in best]}
-        lines = (*batches.unreadable.lines(), *unreadable.lines())
+        lines = (*batches.unreadable.lines(), *unreadable)
         header = replace(header, probe_result=result, unreadable=lines)
         make = partial(record_columns, keep_logits=options.keep_logits)
-        linear = Linear(model, probe, best, dtype=options.dtype, make=make)
-        transform = NamedTransform(model.config, source.corruption)
+        linear = Linear(model, probe, best, blocks=blocks, dtype=options.dtype, make=make)
+        transform = NamedTransform(config, source.corruption)
         targets = splits.images.targets
         load = image_batches(parts, transform, targets, options=options, processes=processes, progress=progress)
         run_predictor(parts, header, linear, load, options=options, processes=processes, progress=progress)
         finish_records(parts, header, targets, processes)
-        checkpoints.remove()
+        if processes.first:
+            checkpoints.remove()
+        processes.wait()
     return read_records(out)
 
 

@@ -14,6 +14,7 @@ import torch
 
 from progresvit import __version__
 from progresvit.compute import CONVENTIONS
+from progresvit.config import BaseConfig
 from progresvit.data.augment.corruption import Corruption
 from progresvit.data.crop import describe_preprocessing, description_hash
 from progresvit.data.dataset import TIMM_NAMES, ImageDataset, find_images, find_unlabelled
@@ -152,9 +153,10 @@ def source_header(
     name: str,
     options: EvalOptions,
     device: torch.device,
+    config: BaseConfig | None = None,
 ) -> Header:
-    """The header for images of a source, without the outcome."""
-    restricted = None
+    """The header for images of a source, without the outcome. ``config`` prepares the images; None: the model's."""
+    config, restricted = config or model.config, None
     if source.restrict_classes:
         if source.unlabelled:
             raise ValueError("predictions cannot be restricted to the classes of images that have no labels.")
@@ -165,7 +167,7 @@ def source_header(
         name=name,
         options=options,
         device=device,
-        preprocessing=describe_preprocessing(model.config),
+        preprocessing=describe_preprocessing(config),
         data=source.data,
         split=None if source.unlabelled else source.split,
         classes=restricted,
@@ -175,7 +177,7 @@ def source_header(
         if images.sampled_from is None
         else {"images": len(images), "of": images.sampled_from, "seed": source.seed},
     )
-    if source.corruption is None and plan_for(model.config, device, options.decode).jpeg:
+    if source.corruption is None and plan_for(config, device, options.decode).jpeg:
         return replace(header, preprocessing={**header.preprocessing, "decode": "gpu"})  # the hash is of the crop alone
     return header
 

@@ -45,9 +45,7 @@ _IMAGENET_CLASSES = 1000
 Weights = Mapping[str, Tensor]
 
 
-def start_from(
-    model: RoundModel, source: str, *, fusion: Fusion = "paper", as_prefix: bool = False
-) -> list[str]:
+def start_from(model: RoundModel, source: str, *, fusion: Fusion = "paper", as_prefix: bool = False) -> list[str]:
     """Copy initial weights from the source that ``model.start`` of a recipe names.
 
     ``as_prefix`` also takes a source that is narrower than the model, as ``start_from_timm`` says.

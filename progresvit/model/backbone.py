@@ -9,6 +9,7 @@ token), d active channels, W channels of the whole backbone, K classes, s a roun
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self, cast
 
@@ -20,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from progresvit import compute
 from progresvit.config import BackboneConfig, Round
 from progresvit.io.model_folder import Source, find_folder
+from progresvit.io.parse import count_of
 from progresvit.model import registry, slicing
 from progresvit.model.blocks import NORM_EPS, Block
 from progresvit.model.interface import RoundFeatures, RoundModel, RoundOutput
@@ -103,6 +105,36 @@ class Backbone(nn.Module):
     def _features(self, s: int, tokens: Tensor) -> RoundFeatures:
         """The features in the tokens that round s returned: (B, N, d) -> (B, d) and (B, g * g, d)."""
         return RoundFeatures(tokens[:, 0], tokens[:, 1:], math.isqrt(tokens.shape[1] - 1))
+
+    def class_tokens(self, images: Tensor, blocks: int) -> list[Tensor]:
+        """Class tokens after the last blocks of every round, each after the round's final norm, side by side.
+
+        DINO's linear probe (Caron et al. 2021) reads four blocks of a ViT-S. (B, C, H, H) -> S times (B, blocks * d)
+        """
+        last: deque[Tensor] = deque(maxlen=blocks)
+
+        def keep(block: nn.Module, arguments: Any, output: Any) -> None:
+            tokens = output[0] if isinstance(output, tuple) else output  # a block that merges tokens returns two
+            last.append(tokens[:, 0].clone())  # (B, N, d) -> (B, d)
+
+        handles = [block.register_forward_hook(keep) for block in self.blocks]
+        try:
+            rounds: list[Tensor] = []
+            previous = None
+            for s in range(len(self.resolutions)):
+                tokens = self.run_round(s, images, previous).tokens
+                previous = tokens if self.config.routable else None
+                if (ran := len(last)) < blocks:
+                    raise ValueError(f"round {s + 1} ends after {count_of(ran, 'block')}; pass blocks={ran} or fewer.")
+                rounds.append(torch.cat([self.normalise(s, token) for token in last], dim=1))
+        finally:
+            for handle in handles:
+                handle.remove()
+        return rounds
+
+    def normalise(self, s: int, tokens: Tensor) -> Tensor:
+        """The final norm of round s: (…, d) -> (…, d)."""
+        return slicing.layer_norm(tokens, self.norm)
 
     def embed(self, images: Tensor, *, resolution: int, width: int) -> Tensor:
         """Tokens of the image at a resolution and width: (B, C, H, H) -> (B, N, d)."""

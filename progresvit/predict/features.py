@@ -19,11 +19,17 @@ ROWS = 512
 """Images whose columns are made at a time."""
 
 
-def class_tokens(model: RoundModel, images: Tensor, dtype: torch.dtype | None = None) -> list[Tensor]:
-    """The class token of each round, after its final norm, in float32: (B, C, H, H) -> S times (B, d)."""
+def class_tokens(
+    model: RoundModel, images: Tensor, dtype: torch.dtype | None = None, *, blocks: int = 1
+) -> list[Tensor]:
+    """The class tokens of each round after its last blocks, after its final norm, in float32.
+
+    (B, C, H, H) -> S times (B, blocks * d)
+    """
     with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
-        rounds = cast(Any, model).features(images)
-    return [features.class_token.float() for features in rounds]
+        if blocks == 1:
+            return [features.class_token.float() for features in cast(Any, model).features(images)]
+        return [tokens.float() for tokens in cast(Any, model).class_tokens(images, blocks)]
 
 
 class Features:
@@ -88,6 +94,7 @@ class Linear:
         model: It is in evaluation mode.
         probe: Gives the logits of all classifiers from class tokens: S times (B, d) -> S times (L, B, K).
         best: Number of the classifier of each round that predicts.
+        blocks: Blocks whose class tokens the probe reads.
         dtype: Precision of autocast; None: float32.
         make: Makes the columns from the logits.
     """
@@ -98,12 +105,14 @@ class Linear:
         probe: Callable[[Sequence[Tensor]], list[Tensor]],
         best: Sequence[int],
         *,
+        blocks: int = 1,
         dtype: torch.dtype | None = None,
         make: MakeColumns,
     ) -> None:
-        self.model, self.probe, self.best, self.dtype, self.make = model, probe, best, dtype, make
+        self.model, self.probe, self.best, self.blocks = model, probe, best, blocks
+        self.dtype, self.make = dtype, make
 
     def columns(self, images: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        rounds = self.probe(class_tokens(self.model, images, self.dtype))
+        rounds = self.probe(class_tokens(self.model, images, self.dtype, blocks=self.blocks))
         logits = [of_round[number] for of_round, number in zip(rounds, self.best)]  # (L, B, K) -> (B, K)
         return self.make(logits, targets=targets)

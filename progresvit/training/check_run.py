@@ -85,4 +85,5 @@ def _start_problems(recipe: Recipe, task: Task) -> Iterator[str]:
             yield str(error)
         else:
             quiet = " and model.start_fusion=paper" if model.start_fusion == "quiet" else ""
-            yield f"{error} To begin with random weights, set model.start=null{quiet}."
+            remedy = f"Set model.start to another start, or set model.start=null{quiet} to begin with random weights."
+            yield f"{error} {remedy}"

@@ -69,7 +69,7 @@ def train(
     """
     seed_all(Draw.START, recipe.seed)
     recipe, method = make_task(recipe, task)
-    check_folder(out, recipe, resume=resume, overwrite=overwrite)
+    recipe = check_folder(out, recipe, resume=resume, overwrite=overwrite)
     check_run_options(recipe, method, processes, resumes=resume and bool(checkpoints(out / "checkpoints")))
     with matrix_products(recipe.run.precision), using_folder(out, first=processes.first) as lock:
         return _train_in(out, recipe, method, data, processes, lock, resume=resume, overwrite=overwrite)

@@ -22,7 +22,7 @@ from progresvit.io.parse import parse_json, read_text
 from progresvit.io.yaml_files import read_mapping
 from progresvit.model.registry import parse_config
 from progresvit.training.logger import LOG_FILE, environment
-from progresvit.training.recipe import Recipe, make_recipe
+from progresvit.training.recipe import Recipe, as_began, make_recipe
 from progresvit.training.tasks.task import Splits
 
 RECIPE_FILE = "recipe.yaml"
@@ -45,8 +45,11 @@ FREE_TO_CHANGE = {"run", "data.workers", "data.in_memory_cache", "optimizer.lr"}
 _CLASS_KEYS = ("num_classes", "class_ids", "labels", "task")
 
 
-def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
-    """Refuse a folder that contains anything but this run. Nothing is written yet."""
+def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> Recipe:
+    """Refuse a folder that contains anything but this run. Nothing is written yet.
+
+    Returns the recipe, by which a run that began before one of its keys existed goes on as it began.
+    """
     if resume and overwrite:
         raise ValueError("resume=True continues a run and overwrite=True removes it; pass only one of them.")
     if out.exists() and not out.is_dir():
@@ -54,7 +57,7 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
     if not (out / RECIPE_FILE).is_file():
         if out.is_dir() and any(path.name != LOCK_FILE and not is_staged(path, _NAMES) for path in out.iterdir()):
             raise ValueError(f"{out} holds other files and no run; name a new folder.")
-        return
+        return recipe
     if not resume and not overwrite:
         raise ValueError(
             f"{out} already holds a run; pass resume=True to continue it, overwrite=True to replace it, or name "
@@ -67,13 +70,16 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
             raise ValueError(
                 f"{out / RECIPE_FILE} is damaged ({error}); restore the recipe of the run, or pass overwrite=True."
             ) from error
-        before = yaml.safe_load(_read_recipe(before, out).to_yaml())  # adds keys that are newer than the run
+        began = _read_recipe(before, out)
+        recipe = as_began(recipe, before)
+        before = yaml.safe_load(began.to_yaml())  # adds keys that are newer than the run
         differing = changed_keys(before, yaml.safe_load(recipe.to_yaml()))
         if differing:
             raise ValueError(
                 f"{out} holds a run of another recipe ({', '.join(differing)}); resume with the same recipe, or "
                 "name another folder."
             )
+    return recipe
 
 
 def remove_leftovers(out: Path) -> None:

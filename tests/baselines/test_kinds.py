@@ -48,6 +48,18 @@ def test_features_are_the_normalised_tokens(model, images):
         assert features.patch_tokens.shape[1] == features.grid**2 == 4
 
 
+def test_class_tokens_end_with_those_of_the_features(model, images):
+    """A first exit after one block has no second."""
+    early = model.config.kind == "early_exit"
+    tokens = model.class_tokens(images, 1 if early else 2)
+    for of_round, features in zip(tokens, model.features(images), strict=True):
+        width = features.class_token.shape[1]
+        assert of_round.shape[1] == width * (1 if early else 2)
+        assert torch.allclose(of_round[:, -width:], features.class_token, atol=1e-5)
+    with pytest.raises(ValueError, match=f"round 1 ends after {'1 block' if early else '2 blocks'}; pass blocks="):
+        model.class_tokens(images, 3)
+
+
 def test_tokens_out_of_turn_are_refused(model, images):
     first = model.run_round(0, images)
     if model.config.routable:

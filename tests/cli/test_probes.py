@@ -38,7 +38,18 @@ def test_knn_prints_the_accuracy_of_rounds_and_of_routing_and_its_records_are_us
 
 def test_linear_prints_the_held_out_accuracy_of_every_learning_rate(evaluate, tmp_path):
     table = tmp_path / "linear.parquet"
-    linear = (*evaluate, "--task", "linear", "--epochs", 2, "--learning-rates", "0.03,0.3", "--in-memory")
+    linear = (
+        *evaluate,
+        "--task",
+        "linear",
+        "--epochs",
+        2,
+        "--learning-rates",
+        "0.03,0.3",
+        "--in-memory",
+        "--blocks",
+        1,
+    )
     output = works(*linear, "--out", table)
     accuracy = read_records(table).header.probe_result["held_out_top1"][0]
     shares = ", ".join(
@@ -46,7 +57,7 @@ def test_linear_prints_the_held_out_accuracy_of_every_learning_rate(evaluate, tm
     )
     assert f"round 1, top-1 of 4 held-out images by learning rate: {shares}; using" in output
     assert "learning rate that was tried" in output
-    assert "linear probe (2 epochs, 48 images of train), top-1 of 24 images: round 1" in output
+    assert "linear probe (1 block, 2 epochs, 48 images of train), top-1 of 24 images: round 1" in output
     works("frontier", table)
 
 
@@ -57,6 +68,8 @@ def test_options_of_another_task_are_refused(evaluate, tmp_path):
     refused("--task segmentation does not fit the model", *base, "--task", "segmentation")
     refused("--k is for --task knn; leave it out", *base, "--k", 3)
     refused("--epochs and --in-memory are for --task linear", *base, "--epochs", 3, "--in-memory")
+    refused("--blocks and --crop are for --task linear", *base, "--task", "knn", "--blocks", 4, "--crop", 0.875)
+    refused("pass --blocks 1 or fewer", *base, "--task", "linear")
     refused("--bank-split is for --task knn and --task linear", *base, "--bank-split", "train")
     refused("--k is for --task knn, and this is --task linear", *base, "--task", "linear", "--k", 3)
     refused("--learning-rates is for --task linear", *base, "--task", "knn", "--learning-rates", "1")

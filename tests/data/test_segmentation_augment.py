@@ -19,6 +19,7 @@ from progresvit.data.augment.segmentation import (
     SegmentationAugmentation,
     crop_masks,
     distort,
+    is_varied,
     sample_boxes,
 )
 from progresvit.data.segmentation import IGNORE
@@ -278,3 +279,73 @@ def test_distortions_are_drawn_as_in_the_ssd():
 def test_a_range_of_scales_that_does_not_ascend_is_refused(scale):
     with pytest.raises(ValueError, match="a range must go from small to large, both above 0"):
         SegmentationAugmentation(scale=scale)
+
+
+def nearest_crop(mask, top, left, box):
+    """The crop of a mask, pixel by pixel; IGNORE outside of it."""
+    crop = np.full((SIDE, SIDE), IGNORE)
+    for i, j in np.ndindex(SIDE, SIDE):
+        row, column = int(top + (i + 0.5) / SIDE * box), int(left + (j + 0.5) / SIDE * box)
+        if row < mask.shape[0] and column < mask.shape[1]:
+            crop[i, j] = mask[row, column]
+    return crop
+
+
+def is_taken(crop, ratio):
+    """As mmsegmentation decides it: two classes or more, none of them too large."""
+    labels, counts = np.unique(crop, return_counts=True)
+    counts = counts[labels != IGNORE]
+    return len(counts) > 1 and counts.max() / counts.sum() < ratio
+
+
+def test_crops_with_one_large_class_are_drawn_again_as_in_mmsegmentation():
+    """Ten crops are looked at; if none of them is taken, the eleventh is, whatever it shows."""
+    height, width, ratio, count, box = 48, 64, 0.75, 24, 24.0
+    corner = np.zeros((height, width), np.uint8)  # few crops show more of the other classes than a quarter
+    corner[:16, :20], corner[30:, 50:] = 7, IGNORE
+    rows, columns = np.indices((height, width))
+    patterns = [corner, (rows // 4 + columns // 4) % 5, np.full((height, width), 3), np.full((height, width), IGNORE)]
+    masks = np.stack([patterns[number % 4] for number in range(count)]).astype(np.uint8)
+    augmentation = SegmentationAugmentation(scale=(2.0, 2.0), flip=0.0, photometric=False, cat_max_ratio=ratio)
+    result = AugmentPairs(LIFTED, augmentation, device=torch.device("cpu"))(
+        torch.zeros(count, 3, height, width, dtype=torch.uint8),
+        torch.tensor([(height, width)] * count),
+        torch.from_numpy(masks),
+        seed=0,
+    )
+    generator = torch.Generator().manual_seed(0)
+    torch.rand(count, generator=generator)  # of the scale
+    places = [[torch.rand(count, generator=generator).tolist() for _ in range(2)] for _ in range(11)]
+    turns = []
+    for number in range(count):
+        drawn = [(down[number] * (height - box), right[number] * (width - box)) for down, right in places]
+        seen = [nearest_crop(masks[number], top, left, box) for top, left in drawn]
+        turns.append(next((turn for turn in range(10) if is_taken(seen[turn], ratio)), 10))
+        assert result.masks[number].tolist() == seen[turns[-1]].tolist()
+    assert len({*turns[0::4]}) > 2  # the corner is found at once, or later
+    assert {*turns[1::4]} == {0}
+    assert {*turns[2::4]} == {*turns[3::4]} == {10}
+
+
+def test_without_a_ratio_the_first_crop_is_taken():
+    sizes, masks = [(64, 90)] * 8, crops((64, 90), [(64, 90)] * 8, seed=3)[1]
+    assert torch.equal(crops((64, 90), sizes, seed=3, cat_max_ratio=1.0)[1], masks)
+    assert not torch.equal(crops((64, 90), sizes, seed=3, cat_max_ratio=0.01)[1], masks)
+
+
+@pytest.mark.parametrize("ratio", [0.0, -0.5, 1.5])
+def test_a_ratio_that_is_no_share_is_refused(ratio):
+    with pytest.raises(ValueError, match="cat_max_ratio"):
+        SegmentationAugmentation(cat_max_ratio=ratio)
+
+
+@pytest.mark.gpu
+def test_looking_for_a_large_class_does_not_wait_for_the_gpu():
+    masks = torch.stack([blocks(64, 80), torch.full((64, 80), 3, dtype=torch.uint8)])
+    on_gpu = masks.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        taken = is_varied(on_gpu, 0.75)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert taken.tolist() == is_varied(masks, 0.75).tolist() == [True, False]

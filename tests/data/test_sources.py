@@ -32,8 +32,8 @@ CPU = torch.device("cpu")
 CONFIG = tiny_config(num_classes=4)
 SEGMENTER = CONFIG.replace(num_classes=3, task="segmentation")
 PLAIN = Augmentation(crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0), flip=0.0)
-FULL = Augmentation(colour=(0.3, 0.3, 0.3), erasing=0.5)
-RAND = Augmentation(rand_augment="rand-m9-mstd0.5-inc1", colour=(0.3, 0.3, 0.3), erasing=0.5)
+FULL = Augmentation(colour=(0.3, 0.3, 0.3), erasing=0.5, erase_before_mixing=True)
+RAND = FULL.model_copy(update={"rand_augment": "rand-m9-mstd0.5-inc1"})
 PLAIN_PAIRS = SegmentationAugmentation(scale=(1.0, 1.0), flip=0.0, photometric=False)
 
 
@@ -283,6 +283,17 @@ def test_rand_augment_replaces_colour_jitter(name, images):
         next(SOURCES[name](images, augmentation=augmentation).steps(0, 1)) for augmentation in (replaced, PLAIN)
     )
     assert torch.allclose(augmented.images, plain.images, atol=1e-6)
+
+
+@each(["workers", "memory", "files by gpu"])
+def test_a_source_erases_only_before_mixing(name, images):
+    late = PLAIN.model_copy(update={"erasing": 1.0})
+    early = late.model_copy(update={"erase_before_mixing": True})
+    (plain,), (left,), (erased,) = (
+        next(SOURCES[name](images, augmentation=augmentation).steps(0, 1)) for augmentation in (PLAIN, late, early)
+    )
+    assert torch.equal(left.images, plain.images)
+    assert (erased.images != plain.images).flatten(1).any(dim=1).all()
 
 
 def test_a_rand_augment_that_batches_cannot_have_is_refused_with_the_remedy(digits):

@@ -1,10 +1,10 @@
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from progresvit.data.crop import describe_preprocessing
 from progresvit.data.dataset import find_images
 from progresvit.distributed import Processes
 from progresvit.evaluation import DataSource, EvalOptions, LinearProbe, evaluate_linear
@@ -27,7 +27,7 @@ def model(randomize):
 
 def run(model, data, out, options=PLAIN, *, source=None, processes=ONE, **settings):
     given = DataSource(data=str(data), **(source or {}))
-    settings = {"epochs": 3, "learning_rates": RATES, "in_memory": True, **settings}
+    settings = {"epochs": 3, "learning_rates": RATES, "in_memory": True, "blocks": 1, **settings}
     return evaluate_linear(model, given, out, name="m", processes=processes, options=options, **settings)
 
 
@@ -59,6 +59,50 @@ def test_the_header_holds_the_settings_and_what_was_chosen(records):
     assert "probe_result" not in records.header.identity()
 
 
+@pytest.fixture(scope="module")
+def deep(randomize):
+    """A model of five blocks."""
+    torch.manual_seed(1)
+    return randomize(ProgResViT(tiny_config(num_classes=0, depth=5)))
+
+
+def test_by_default_features_and_crop_are_those_of_dino(deep, digits, tmp_path):
+    source = DataSource(data=str(digits))
+    settings = {"epochs": 1, "learning_rates": RATES, "in_memory": True, "options": PLAIN}
+    records = evaluate_linear(deep, source, tmp_path / "r.parquet", name="m", processes=ONE, **settings)
+    assert records.header.probe["blocks"] == 4
+    assert records.header.preprocessing == describe_preprocessing(deep.config.replace(crop=0.875))
+    assert records.header.config["crop"] == deep.config.crop == 0.9
+
+
+def test_classifiers_read_several_blocks_and_learn_from_them(deep, digits, tmp_path, monkeypatch):
+    widths, make = [], LinearProbe.__init__
+    monkeypatch.setattr(
+        LinearProbe,
+        "__init__",
+        lambda self, given, *args, **more: (widths.append(given), make(self, given, *args, **more))[1],
+    )
+    records = run(deep, digits, tmp_path / "r.parquet", epochs=25, blocks=3)
+    assert widths == [[3 * 64, 3 * 128]]
+    assert (records.correct.mean(axis=0) > 0.4).all()  # by chance 0.25
+
+
+def test_with_one_block_and_the_models_crop_the_probe_is_the_earlier_one(model, digits, tmp_path):
+    """Which read ``features``, and whose header had no key for the blocks."""
+    records = run(model, digits, tmp_path / "r.parquet", epochs=1, crop=model.config.crop)
+    assert "blocks" not in records.header.probe
+    assert records.header.preprocessing == describe_preprocessing(model.config)
+
+
+def test_a_model_that_gives_no_tokens_of_its_blocks_is_refused(model, digits, tmp_path):
+    class FeaturesOnly(torch.nn.Module):
+        config, features = model.config, model.features
+
+    with pytest.raises(ValueError, match="FeaturesOnly gives class tokens of its last block only; pass blocks=1"):
+        run(FeaturesOnly(), digits, tmp_path / "r.parquet", blocks=4)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_model_is_not_changed(model, digits, tmp_path):
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     run(model, digits, tmp_path / "r.parquet", epochs=1)
@@ -79,7 +123,7 @@ def test_a_stopped_run_resumes_and_gives_identical_records(
     def counting(self, images):
         if len(images) > 1:  # a single image tells the widths
             calls.append(len(images))
-        if len(calls) > (steps + 1 if stop == "training" else limit):
+        if len(images) > 1 and len(calls) > (steps + 1 if stop == "training" else limit):
             raise KeyboardInterrupt
         return features(self, images)
 
@@ -148,10 +192,12 @@ def test_bad_input_is_refused_and_leaves_no_files(model, digits, tmp_path):
     shutil.rmtree(data / "train" / "2")
     for given, match in [
         ({"data": data}, "the split val has classes of which the bank.* has no images: 2"),
-        ({"data": digits, "epochs": 0}, "at least one epoch"),
+        ({"data": digits, "epochs": 0}, "epochs and blocks must be at least 1, got epochs=0"),
+        ({"data": digits, "blocks": 0}, "epochs and blocks must be at least 1, got epochs=3 and blocks=0"),
+        ({"data": digits, "blocks": 2}, "round 1 ends after 1 block; pass blocks=1"),
+        ({"data": digits, "crop": 1.5}, "crop is the share of the side to keep"),
         ({"data": digits, "learning_rates": (0.1, -1.0)}, "learning rates are numbers above 0"),
         ({"data": digits, "source": {"unlabelled": True}}, "need labelled images"),
-        ({"data": digits, "processes": replace(ONE, count=2)}, "without torchrun"),
     ]:
         with pytest.raises(ValueError, match=match):
             run(model, out=out, **given)

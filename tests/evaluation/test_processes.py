@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from progresvit.evaluation import read_records, read_segmentation_records
+from progresvit.evaluation import DataSource, EvalOptions, evaluate_linear, read_records, read_segmentation_records
 from progresvit.model.saving import save
+from tests.evaluation.made import ONE
 from tests.evaluation.made_segmentation import make_dataset
 from tests.evaluation.made_segmentation import make_model as make_segmenter
 from tests.evaluation.test_run import make_model as make_classifier
@@ -19,6 +20,7 @@ from tests.processes import run_together
 
 pytestmark = pytest.mark.slow
 
+LINEAR = ("--task", "linear", "--epochs", 3, "--blocks", 2, "--learning-rates", "0.03,0.3", "--batch", 20)
 CHUNKS = {"progresvit.evaluation.parts.CHUNK": 7, "progresvit.evaluation.run.MASK_CHUNK": 2}
 """Small parts, so that each process has several."""
 
@@ -36,6 +38,7 @@ def evaluated(digits, tmp_path_factory, randomize):
     done = run_together(
         ["evaluate", models[0], "--data", digits, *options, root / "digits.parquet"],
         ["evaluate", models[1], "--data", shapes, "--batch", 1, *options, root / "shapes.parquet"],
+        ["evaluate", models[0], "--data", digits, *LINEAR, *options, root / "linear.parquet"],
         ["evaluate", models[1], "--data", wrong, *options, root / "wrong.parquet"],
         constants=CHUNKS,
     )
@@ -54,6 +57,19 @@ def test_two_processes_segment_as_one_does(evaluated, tmp_path):
     assert evaluated.done.stdout.count("shapes.parquet is ready") == 1, evaluated.done.stderr
     one = segment_alone(evaluated.segmenter, evaluated.shapes, tmp_path / "one.parquet")
     same(read_segmentation_records(evaluated.root / "shapes.parquet"), one)
+
+
+def test_two_processes_train_the_linear_probe_of_one(evaluated, digits, tmp_path):
+    assert evaluated.done.stdout.count("linear.parquet is ready") == 1, evaluated.done.stderr
+    source, options = DataSource(data=str(digits)), EvalOptions(workers=0, batch=20)
+    settings = {"epochs": 3, "blocks": 2, "learning_rates": (0.03, 0.3), "options": options}
+    one = evaluate_linear(evaluated.classifier, source, tmp_path / "one.parquet", name="m", processes=ONE, **settings)
+    two = read_records(evaluated.root / "linear.parquet")
+    assert one.header.probe == two.header.probe
+    assert one.header.probe_result == two.header.probe_result
+    assert np.array_equal(one.ids, two.ids)
+    assert one.statistics == pytest.approx(two.statistics, abs=1e-4)
+    assert not list(evaluated.root.glob("linear.parquet.*"))
 
 
 def test_an_error_ends_both_processes_and_leaves_no_records(evaluated):

@@ -4,9 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from progresvit.analysis.hooks import recorded_calls
 from progresvit.baselines.early_exit import EarlyExit, EarlyExitConfig
 from progresvit.config import ModelConfig, make_rounds
+from progresvit.interop import start_from_timm
 from progresvit.model import ProgResViT, RoundFeatures
+from tests.interop.test_start import random_vit
 
 SMALL = {"heads": 3, "depth": 2, "patch_size": 8, "num_classes": 12}
 THREE = ModelConfig(rounds=make_rounds([16, 24, 32], [1, 2, 3]), **SMALL)
@@ -49,6 +52,39 @@ def test_patches_are_row_by_row(small_config, randomize):
         first, second = model.features(images)[-1], model.features(changed)[-1]
     differs = (first.patch_tokens != second.patch_tokens).any(dim=2)[0].view(first.grid, first.grid)
     assert differs.nonzero().tolist() == [[1, 3]]
+
+
+def test_class_tokens_of_a_plain_vit_are_those_of_dinos_probe():
+    """timm's get_intermediate_layers with the final norm is that of DINO."""
+    vit = random_vit(embed_dim=128, num_heads=2, depth=6, img_size=32, patch_size=8, num_classes=0)
+    config = ModelConfig(rounds=make_rounds([32], [2]), heads=2, depth=6, patch_size=8, num_classes=0, psg=False)
+    model = ProgResViT(config).eval()
+    start_from_timm(model, vit)
+    images = torch.randn(3, 3, 32, 32)
+    with torch.no_grad():
+        (tokens,) = model.class_tokens(images, 4)
+        layers = vit.get_intermediate_layers(images, n=4, norm=True, return_prefix_tokens=True)
+    expected = torch.cat([prefix[:, 0] for _, prefix in layers], dim=-1)
+    assert tokens.shape == (3, 4 * 128)
+    assert torch.allclose(tokens, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("merge", [None, [0, 1, 3]], ids=["whole", "merged"])
+def test_class_tokens_of_a_round_are_those_of_its_last_blocks(randomize, merge):
+    config = THREE.replace(depth=3)
+    model = randomize(ProgResViT(config if merge is None else config.with_merge(merge)))
+    images, seen = torch.randn(2, 3, 32, 32), []
+    with torch.no_grad(), recorded_calls(model.blocks) as calls:
+        outputs = model(images)
+        seen = [call.tokens for call in calls]
+    with torch.no_grad():
+        rounds = model.class_tokens(images, 2)
+    assert not any(block._forward_hooks for block in model.blocks)
+    for s, (tokens, output, width) in enumerate(zip(rounds, outputs, (64, 128, 192), strict=True)):
+        weight, bias = model.norm.weight[:width], model.norm.bias[:width]
+        last = [F.layer_norm(x[:, 0], (width,), weight, bias, 1e-6) for x in seen[3 * s + 1 : 3 * s + 3]]
+        assert torch.allclose(tokens, torch.cat(last, dim=1), atol=1e-6)
+        assert torch.allclose(tokens[:, width:], output.tokens[:, 0], atol=1e-6)
 
 
 def test_merged_patches_share_their_features(randomize):

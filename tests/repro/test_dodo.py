@@ -161,13 +161,13 @@ def test_the_model_that_a_run_starts_from_is_trained_although_it_was_measured(st
     assert study.done == ["train one-1", "train two-1", "evaluate two-1", "measure two-1"]
 
 
-def test_a_linear_probe_is_trained_by_one_process(module, tmp_path):
+def test_processes_share_an_evaluation_and_a_linear_probe(module, tmp_path):
     runs = {"one": {"seeds": [1], "task": "knn"}, "two": {"seeds": [1], "task": "linear"}}
     make = module  # writes the study of the other tests first
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(STUDY | {"runs": runs}))
     made = make(processes=8)
     assert "torch.distributed.run" in words_of(made, 1, "one-1")
-    assert words_of(made, 1, "two-1")[1:4] == ["-m", "progresvit", "evaluate"]
+    assert "torch.distributed.run" in words_of(made, 1, "two-1")
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def test_all_problems_are_in_one_error():
     for part in (
         "set run.compile=false.", "set run.cuda_graphs=false.", "or set run.wandb=null.", "set data.decode=cpu.",
         "timm cannot load the weights of deit_tiny_patch16_224.fb_in1k (OSError: no network)",
-        "set model.start=null and model.start_fusion=paper.", "the teacher efficientnet-lite2: ",
+        "set model.start=null and model.start_fusion=paper to begin", "the teacher efficientnet-lite2: ",
         "the teacher deit_tiny_patch16_224.fb_in1k cannot be loaded (OSError: no network)",
         "set task=supervised and distillation=null.",
     ):  # fmt: skip

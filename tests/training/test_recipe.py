@@ -54,6 +54,7 @@ def test_the_papers_recipe_is_that_of_the_method(name):
     }  # fmt: skip
     assert recipe.augment.rand_augment == "rand-m9-mstd0.5-inc1"
     assert (recipe.augment.erasing, recipe.augment.flip, recipe.augment.crop_scale) == (0.25, 0.5, (0.08, 1.0))
+    assert (recipe.augment.early_erasing, recipe.augment.late_erasing) == (0.0, 0.25)
 
 
 @pytest.mark.parametrize("name", ["192_240_kd", "160_384_kd"])
@@ -197,3 +198,7 @@ def test_names_of_version_0_1_0_are_read():
     recipe = load_recipe("digits", ["data.mode=resident", "data.resident_side=24"])
     assert (recipe.data.mode, recipe.data.in_memory_side) == ("in_memory", 24)
     assert load_recipe("own_pictures") == load_recipe("own_images")
+
+
+def test_digits_alone_erases_before_mixing_as_when_it_was_measured():
+    assert [name for name in bundled_recipes() if load_recipe(name).augment.early_erasing] == ["digits"]

@@ -17,6 +17,7 @@ from progresvit.io.files import replacing_file, replacing_folder
 from progresvit.io.lock import FolderLock
 from progresvit.training import loop, state
 from progresvit.training.logger import remove_after
+from progresvit.training.recipe import load_recipe
 from progresvit.training.run_folder import check_folder, remove_leftovers
 from progresvit.training.state import checkpoints
 from progresvit.training.tasks.supervised import Supervised
@@ -57,6 +58,17 @@ def test_a_run_from_before_a_key_existed_resumes(digits, out):
     run(recipe(), digits, out, resume=True)
     with pytest.raises(ValueError, match=r"another recipe \(ema_warmup\)"):
         run(recipe(ema_warmup=True), digits, out, resume=True)
+
+
+@pytest.mark.slow
+def test_a_run_from_before_erasing_moved_behind_mixing_goes_on_as_it_began(digits, out):
+    path = out / "recipe.yaml"
+    older = [line for line in path.read_text().splitlines() if "erase_before_mixing" not in line]
+    path.write_text("\n".join(older))
+    with pytest.raises(ValueError, match=r"another recipe \(augment\.erase_before_mixing\)"):
+        run(recipe(augment={"erase_before_mixing": False}), digits, out, resume=True)
+    run(recipe(), digits, out, resume=True)
+    assert load_recipe(str(path)).augment.erase_before_mixing
 
 
 def start(out, digits, *options):

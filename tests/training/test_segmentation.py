@@ -446,4 +446,4 @@ def test_the_recipe_of_the_paper_is_segmenters():
     assert (schedule.name, schedule.by, schedule.power, schedule.min_lr) == ("poly", "step", 0.9, 1e-5)
     assert (schedule.warmup, schedule.cooldown, wanted.model.drop_path) == (0, 0, 0.1)
     assert 20_210 // optimizer.batch * wanted.epochs == pytest.approx(160_000, rel=0.02)
-    assert task.options == SegmentationOptions()
+    assert task.options == SegmentationOptions(cat_max_ratio=0.75)

@@ -9,11 +9,15 @@ import progresvit
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.interop import import_official, start
 from progresvit.model import ProgResViT
+from progresvit.model.backbone import resample_position
 from progresvit.training.build import build_model, start_model
+from progresvit.training.check_run import check_run_options
+from progresvit.training.recipe import load_recipe
+from progresvit.training.tasks.registry import make_task
 from tests.data.shapes import CLASSES, save_shapes
 from tests.interop.authors import authors_state
 from tests.interop.test_start import random_vit
-from tests.training.runs import losses, run, run_until_killed
+from tests.training.runs import ALONE, losses, run, run_until_killed
 from tests.training.test_segmentation import PLAIN, THINKING, TINY, recipe
 
 
@@ -76,7 +80,21 @@ def test_a_classification_model_gives_everything_but_its_head(randomize, tmp_pat
             assert torch.equal(output.tokens, expected.tokens)
     larger, line = started(folder, {"resolutions": [48, 64], "heads": [1, 2], **TINY})
     assert line.endswith("not copied: head")
-    assert larger.pos_embed.shape[1] == 17
+    state, given = larger.state_dict(), source.state_dict()
+    assert torch.equal(state.pop("pos_embed"), resample_position(given["pos_embed"], 4))
+    learned = [key for key in state if not key.startswith("head.")]
+    assert any(key.startswith("projectors.") for key in learned)
+    assert any(key.startswith("psg.") for key in learned)
+    assert all(torch.equal(state[key], given[key]) for key in learned)
+
+
+def test_the_recipe_of_the_paper_starts_from_the_model_of_192_240(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    wanted = load_recipe("segmenter_448_576")
+    assert list(wanted.model.heads) == [round_.heads for round_ in progresvit.preset("progresvit_small_192_240").rounds]
+    expected = r"there is no file or folder runs/192_240/model; .* Set model\.start to another start"
+    with pytest.raises(ValueError, match=expected):
+        check_run_options(wanted, make_task(wanted)[1], ALONE)
 
 
 def test_without_rounds_the_network_is_that_of_the_classification_model(randomize, tmp_path):

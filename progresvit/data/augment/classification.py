@@ -60,6 +60,9 @@ class Augmentation(Section):
     """Strength of brightness, contrast and saturation jitter."""
     erasing: float = Field(0.0, ge=0, le=1)
     """Probability of erasing a rectangle with noise."""
+    erase_before_mixing: bool = False
+    """Erase each image before mixup and cutmix, as this package did before the key existed. By default the mixed batch
+    is erased, as with timm's prefetcher."""
 
     @field_validator("rand_augment")
     @classmethod
@@ -67,6 +70,16 @@ class Augmentation(Section):
         if value is not None and not value.startswith("rand-"):
             raise ValueError("timm's notation is needed, such as rand-m9-mstd0.5-inc1, or null")
         return value
+
+    @property
+    def early_erasing(self) -> float:
+        """Probability of erasing an image before its batch is mixed."""
+        return self.erasing if self.erase_before_mixing else 0.0
+
+    @property
+    def late_erasing(self) -> float:
+        """Probability of erasing an image of a mixed batch."""
+        return 0.0 if self.erase_before_mixing else self.erasing
 
 
 def training_transform(config: BaseConfig, augmentation: Augmentation) -> Callable[[Image], Tensor]:
@@ -87,7 +100,7 @@ def training_transform(config: BaseConfig, augmentation: Augmentation) -> Callab
         interpolation=INTERPOLATION,
         mean=config.mean,
         std=config.std,
-        re_prob=augmentation.erasing,
+        re_prob=augmentation.early_erasing,
         re_mode="pixel",
     )
     for step in getattr(transform, "transforms", ()):
@@ -128,7 +141,9 @@ class AugmentImages:
         self._normalise = torch.compile(_normalise, dynamic=False) if compiled else _normalise
 
     def __call__(self, images: Tensor, sizes: Tensor, targets: Tensor, seed: int) -> Batch:
-        """Crop, flip, RandAugment or colour, normalise, erase: (B, C, S, S) bytes -> (B, C, r, r).
+        """Crop, flip, RandAugment or colour, normalise: (B, C, S, S) bytes -> (B, C, r, r).
+
+        With ``erase_before_mixing`` also erase; otherwise the task erases after mixing.
 
         Args:
             images: Whole images, resized to squares.
@@ -164,12 +179,7 @@ class AugmentImages:
         return None if colour is None else gpu_augment.sample_colour(count, colour, self.generator)
 
     def _erase(self, x: Tensor) -> Tensor:
-        if not self.augmentation.erasing:
-            return x
-        boxes = gpu_augment.sample_erasing(
-            len(x), x.shape[-1], probability=self.augmentation.erasing, generator=self.generator
-        )
-        return gpu_augment.erase(x, boxes, self.generator)
+        return gpu_augment.erase_randomly(x, self.augmentation.early_erasing, self.generator)
 
 
 def _render(

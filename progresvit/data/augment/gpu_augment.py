@@ -192,3 +192,11 @@ def erase(images: Tensor, boxes: Tensor, generator: torch.Generator) -> Tensor:
     inside = (rows.unsqueeze(2) & columns.unsqueeze(1)).unsqueeze(1)  # (B, 1, r, r)
     noise = torch.randn(images.shape, generator=generator, device=generator.device)
     return torch.where(inside, noise, images)
+
+
+def erase_randomly(images: Tensor, probability: float, generator: torch.Generator) -> Tensor:
+    """Erase a random rectangle of some of the images: (B, C, r, r) -> (B, C, r, r)."""
+    if not probability:
+        return images
+    boxes = sample_erasing(len(images), images.shape[-1], probability=probability, generator=generator)
+    return erase(images, boxes, generator)

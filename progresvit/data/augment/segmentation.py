@@ -3,9 +3,10 @@ for each image.
 
 The recipe of Segmenter: the image is resized so that its shorter side equals the side of the crop, times a random
 scale; a square crop is drawn; where the image is smaller than the crop, the rest of the mask is ignored. Image and mask
-are sampled at the same places. The mask takes the value of the nearest pixel and is never interpolated.
+are sampled at the same places. The mask takes the value of the nearest pixel and is never interpolated. A crop in which
+one class covers too much is drawn again, as in mmsegmentation.
 
-Letters: B images, C channels, H and W height and width of the stored images, r side of the crop.
+Letters: B images, C channels, H and W height and width of the stored images, r side of the crop, V values of a mask.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ HUE = 18 / 180  # OpenCV counts the circle of hues in 180 steps
 """Strength of the photometric distortion of SSD (Liu et al. 2016), which Segmenter uses; each with probability 1/2."""
 
 
+REDRAWS = 10
+"""How often a crop is drawn again if one class covers too much of it, as in mmsegmentation."""
+_VALUES = 256
+
+
 class SegmentationAugmentation(Section):
     """Random changes of a training image and its mask."""
 
@@ -38,6 +44,9 @@ class SegmentationAugmentation(Section):
     """Probability of a horizontal flip."""
     photometric: bool = True
     """Random brightness, contrast, saturation and hue."""
+    cat_max_ratio: float = Field(1.0, gt=0, le=1)
+    """Draw a crop again, up to ten times, unless it shows two or more classes and the largest of them covers a smaller
+    share of the labelled pixels than this. 1 takes the first crop."""
 
 
 class SegmentationBatch(NamedTuple):
@@ -74,7 +83,12 @@ class AugmentPairs:
         """
         generator = self.generator.manual_seed(seed)
         boxes = sample_boxes(sizes, self.augmentation.scale, generator)
-        boxes = boxes * (torch.tensor(images.shape[-2:], device=sizes.device) / sizes).repeat(1, 2)  # to stored pixels
+        to_stored = (torch.tensor(images.shape[-2:], device=sizes.device) / sizes).repeat(1, 2)  # (B, 4)
+        if (ratio := self.augmentation.cat_max_ratio) < 1:
+            for _ in range(REDRAWS):
+                kept = is_varied(crop_masks(masks, boxes * to_stored, None, side=self.side), ratio)
+                boxes = torch.where(kept.unsqueeze(1), boxes, place_boxes(boxes[:, 2], sizes, generator))
+        boxes = boxes * to_stored  # to stored pixels
         flip = _uniform(len(images), generator) < self.augmentation.flip
         x, inside = crop_images(images, boxes, flip, side=self.side)
         if self.augmentation.photometric:
@@ -88,11 +102,27 @@ def sample_boxes(sizes: Tensor, scale: tuple[float, float], generator: torch.Gen
 
     A crop larger than the image begins at its border, so that the rest is below and to the right of the image.
     """
-    height, width = sizes.float().unbind(1)
     factor = _uniform(len(sizes), generator) * (scale[1] - scale[0]) + scale[0]
-    box = torch.minimum(height, width) / factor
+    return place_boxes(sizes.float().amin(dim=1) / factor, sizes, generator)
+
+
+def place_boxes(box: Tensor, sizes: Tensor, generator: torch.Generator) -> Tensor:
+    """Square crops of these sides at random places: (B,), (B, 2) -> (B, 4)."""
+    height, width = sizes.float().unbind(1)
     top, left = (_uniform(len(sizes), generator) * (length - box).clamp(min=0) for length in (height, width))
     return torch.stack([top, left, box, box], dim=1)
+
+
+def is_varied(masks: Tensor, ratio: float) -> Tensor:
+    """Whether a mask has two classes or more, the largest with a smaller share of the labelled pixels than ``ratio``.
+
+    (B, r, r) bytes -> (B,)
+    """
+    values = masks.flatten(1).long()  # (B, r, r) -> (B, r * r)
+    counts = torch.zeros(len(masks), _VALUES, device=masks.device)  # scatter_add_ needs no sync, bincount does
+    counts = counts.scatter_add_(1, values, torch.ones_like(values, dtype=counts.dtype))  # (B, V)
+    counts[:, IGNORE] = 0
+    return ((counts > 0).sum(dim=1) > 1) & (counts.amax(dim=1) < ratio * counts.sum(dim=1))
 
 
 def crop_images(images: Tensor, boxes: Tensor, flip: Tensor, *, side: int) -> tuple[Tensor, Tensor]:
@@ -110,7 +140,7 @@ def crop_images(images: Tensor, boxes: Tensor, flip: Tensor, *, side: int) -> tu
     return cropped.clamp_(0, 1), inside.unsqueeze(1)
 
 
-def crop_masks(masks: Tensor, boxes: Tensor, flip: Tensor, *, side: int) -> Tensor:
+def crop_masks(masks: Tensor, boxes: Tensor, flip: Tensor | None, *, side: int) -> Tensor:
     """The same crops of the masks, IGNORE outside of the image: (B, H, W) -> (B, r, r)."""
     row, column = _centres(boxes, flip, side)
     height, width = masks.shape[-2:]
@@ -120,11 +150,13 @@ def crop_masks(masks: Tensor, boxes: Tensor, flip: Tensor, *, side: int) -> Tens
     return torch.where(inside, masks[batch, row.unsqueeze(2), column.unsqueeze(1)], IGNORE)
 
 
-def _centres(boxes: Tensor, flip: Tensor, side: int) -> tuple[Tensor, Tensor]:
+def _centres(boxes: Tensor, flip: Tensor | None, side: int) -> tuple[Tensor, Tensor]:
     """Where the centres of the output's rows and columns lie in the stored image: (B, r) each."""
     top, left, height, width = (value.view(-1, 1) for value in boxes.unbind(1))
     place = (torch.arange(side, device=boxes.device) + 0.5).view(1, -1) / side
     column = left + place * width
+    if flip is None:
+        return top + place * height, column
     return top + place * height, torch.where(flip.view(-1, 1), column.flip(1), column)
 
 

@@ -1,4 +1,4 @@
-"""What classification tasks share: labelled images in the mode of the recipe, mixup, top-1 of every round.
+"""What classification tasks share: labelled images in the mode of the recipe, mixing, top-1 of every round.
 
 Letters: B images, K classes, S rounds.
 """
@@ -15,6 +15,7 @@ from timm.data.mixup import mixup_target
 from torch import Tensor, nn
 
 from progresvit.data.augment.classification import AugmentImages, Batch
+from progresvit.data.augment.gpu_augment import erase_randomly
 from progresvit.data.dataset import ImageDataset, find_images
 from progresvit.data.evaluation_batches import evaluation_batches, in_memory_evaluation_batches
 from progresvit.data.in_memory import InMemoryImages, in_memory_for_evaluation
@@ -33,6 +34,8 @@ class Classification(Task):
     """A task with labelled images. A subclass adds ``losses``, whose targets are (B, K), mixed and smoothed."""
 
     sections = ("mixing",)
+    erasing: float = 0.0
+    """Probability of erasing an image after mixing."""
 
     def find_splits(self, recipe: Recipe, source: str) -> Splits:
         """Images of two or more classes: folders or tars with one folder per class, or a dataset that timm reads."""
@@ -55,8 +58,9 @@ class Classification(Task):
         )
 
     def setup(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> None:
-        """Create mixup over the labelled classes."""
+        """Create mixup over the labelled classes, and erasing after it."""
         self.mixup = make_mixup(recipe, self.labelled_classes(model, splits), processes.count)
+        self.erasing = recipe.augment.late_erasing
 
     def labelled_classes(self, model: RoundModel, splits: Splits) -> int:
         """Number of classes over which labels are smoothed."""
@@ -94,8 +98,13 @@ class Classification(Task):
         return TaskData(source, images, [source.unreadable, images.unreadable])
 
     def prepare(self, batch: Batch) -> Any:
-        """Mixed images, and labels (B,) -> (B, K)."""
-        return Batch(*self.mixup(batch.images, batch.targets))
+        """Mixed images, some of them erased, and labels (B,) -> (B, K)."""
+        images, labels = self.mixup(batch.images, batch.targets)
+        if self.erasing:
+            seed = int(torch.randint(2**32, (), device="cpu"))  # the loop seeds the generator of the CPU
+            generator = torch.Generator(images.device).manual_seed(seed)
+            images = erase_randomly(images, self.erasing, generator)
+        return Batch(images, labels)
 
     @torch.no_grad()
     def validate(
