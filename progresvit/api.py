@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
-from progresvit.config import OFFICIAL_MODELS, preset
-from progresvit.io.model_folder import BUNDLED, DEFAULT_MODEL, Source, bundled_folder, find_folder
+from progresvit.config import ARCHITECTURE, OFFICIAL_MODELS, PRESETS, preset
+from progresvit.io.model_folder import (
+    BUNDLED,
+    CONFIG_FILE,
+    DEFAULT_MODEL,
+    PICKLE_SUFFIXES,
+    WEIGHTS_FILE,
+    Source,
+    bundled_folder,
+    find_folder,
+    is_foreign,
+    is_local,
+)
 from progresvit.model.interface import RoundModel
 from progresvit.model.saving import load_folder
 from progresvit.model.vit import ProgResViT
@@ -23,22 +35,56 @@ def load(source: Source | None = None, *, revision: str | None = None) -> RoundM
     """A trained model, in evaluation mode. ``config.kind`` names its model class.
 
     Args:
-        source: A model folder, the name of a bundled model, a hub id, or a hub id of the authors, whose files
-            themselves have not been seen. None is the bundled model ``imagenet-tiny``. A local folder comes before a
-            bundled model of the same name.
+        source: A model folder, the name of a bundled model, or a hub id. None is the bundled model ``imagenet-tiny``. A
+            local folder comes before a bundled model of the same name. Models of timm and of other projects are
+            converted: a plain ViT by its name in timm, a folder or hub id in timm's format, and a ``.safetensors`` file
+            whose name begins with timm's name.
         revision: Branch, tag or commit of the hub repository.
     """
     return load_with_folder(source, revision=revision)[0]
 
 
 def load_with_folder(source: Source | None = None, *, revision: str | None = None) -> tuple[RoundModel, Path | None]:
-    """The model and the folder that may hold its settings; the authors' checkpoints have none."""
+    """The model and the folder that may hold its settings; files and names of timm have none."""
     if isinstance(source, str) and source in OFFICIAL_MODELS:
         from progresvit.interop.official import load_official  # with timm, which takes seconds to import
 
         return load_official(source, revision=revision), None
+    if source is not None and not is_local(source):
+        if is_weights_file(source):
+            from progresvit.interop.official import import_official
+
+            return import_official(source), None
+        if is_timm_name(source):
+            from progresvit.interop.plain import from_timm
+
+            return from_timm(str(source)), None
     folder = bundled_folder() if source is None else find_folder(source, revision=revision)
-    return load_folder(folder), folder
+    if not is_foreign(folder):
+        return load_folder(folder), folder
+    from progresvit.interop.official import load_foreign_folder
+
+    if source is not None and not is_local(source) and not (folder / WEIGHTS_FILE).is_file():
+        folder = find_folder(source, revision=revision, files=[CONFIG_FILE, *(f"*{end}" for end in PICKLE_SUFFIXES)])
+    return load_foreign_folder(folder), folder
+
+
+def is_weights_file(source: Source) -> bool:
+    """Whether ``source`` is a file of weights that no pickle is needed for."""
+    path = Path(os.path.expanduser(source))
+    return path.suffix == ".safetensors" and path.is_file()
+
+
+def is_timm_name(source: Source) -> bool:
+    """Whether ``source`` is the name of a model of timm. Names with slashes, and names of files, are not."""
+    if not isinstance(source, str) or source in (*PRESETS, ARCHITECTURE) or "/" in source or Path(source).exists():
+        return False
+    import progresvit._torchvision  # noqa: F401  (ahead of timm)
+
+    # isort: split
+    import timm
+
+    return bool(timm.is_model(source))
 
 
 def as_progresvit(model: RoundModel, what: str, remedy: str | None = None) -> ProgResViT:

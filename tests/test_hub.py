@@ -16,6 +16,7 @@ from progresvit.routing.metric import OperatingPoint
 from progresvit.routing.settings import Budgets
 from tests.factories import setting_of
 from tests.interop.authors import authors_state
+from tests.interop.test_projects import publish
 from tests.model.test_saving import logits
 
 TABLE = ((0.0, 2.0), (0.5, 1.5), (2.0, 1.0))  # thresholds and their GMACs
@@ -79,6 +80,26 @@ def test_the_authors_hub_ids_are_converted(repo_id, tmp_path, hub):
     assert (config.layer_scale, config.crop) == (expected.layer_scale, 0.9)
     assert config.input_side == (240 if repo_id == "NCPS/progresvit-deit-s-192-240-imagenet1k" else 384)
     assert (config.class_ids[0], config.labels[0]) == ("n01440764", "tench, Tinca tinca")
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_a_repository_of_timm_is_a_model_of_one_round(safe, images, tmp_path, hub):
+    changes = {"depth": 1, "img_size": 32}
+    module = timm.create_model("vit_tiny_patch16_224", **changes).eval()
+    timm.models.save_for_hf(module, tmp_path / "vit", model_args=changes, safe_serialization=safe)
+    hub("someone/vit", *(tmp_path / "vit").iterdir())
+    model = progresvit.load("someone/vit")
+    with torch.no_grad():
+        torch.testing.assert_close(model(images)[0].logits, module(images), atol=1e-4, rtol=0)
+
+
+def test_a_repository_of_the_authors_that_timm_saved_loads_through_timm(tmp_path, hub):
+    state = authors_state(width=128, widths=[64, 128], depth=1, patch_size=16, grid=15, classes=9)
+    arguments = {"progress_stages": [1, 2], "progress_img_sizes": [192, 240], "img_size": 240}
+    hub("someone/progressive", *publish(tmp_path / "hub", state, **arguments).iterdir())
+    loaded = timm.create_model("hf-hub:someone/progressive", pretrained=True)
+    assert torch.equal(loaded.head.weight, state["head.weight"])
+    assert [round_.resolution for round_ in progresvit.load("someone/progressive").config.rounds] == [192, 240]
 
 
 def test_a_repository_with_a_pickle_alone_is_refused_with_the_command(small_model, tmp_path, hub):

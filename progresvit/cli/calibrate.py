@@ -176,8 +176,6 @@ def _model_folder(header: Header) -> tuple[Path | None, str]:
     """The folder of the model of the records, or None and why a setting is not written there."""
     from progresvit.engine.export.manifest import Manifest, is_export
     from progresvit.io.model_folder import BUNDLED, bundled_folder, is_bundled
-    from progresvit.io.weights_hash import hash_of_folder
-    from progresvit.model.registry import read_config
 
     folder = Path(header.model).expanduser()
     bundled = folder.resolve() in [bundled_folder(name).resolve() for name in BUNDLED]
@@ -197,7 +195,7 @@ def _model_folder(header: Header) -> tuple[Path | None, str]:
             manifest = Manifest.read(folder)
             weights_sha256, graphs_sha256 = manifest.weights_sha256, manifest.graphs_sha256
         else:
-            weights_sha256 = hash_of_folder(folder, read_config(folder))
+            _, weights_sha256 = options.config_and_hash(folder)
     except ValueError as error:
         return None, f"the model of these records cannot be read ({error})"
     if weights_sha256 is None:

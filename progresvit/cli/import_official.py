@@ -1,4 +1,4 @@
-"""``progresvit import-official``: convert a checkpoint of the authors; their files themselves have not been seen."""
+"""``progresvit import-official``: a checkpoint of the authors, another project or timm becomes a model folder."""
 
 from __future__ import annotations
 
@@ -11,18 +11,26 @@ from progresvit.cli import options, output
 
 
 def import_official(
-    file: Annotated[Path, typer.Argument(help="Checkpoint of the authors, such as progresvit_192_240.pth.tar.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="Checkpoint of ProgResViT, ThinkingViT or HydraViT, such as progresvit_192_240.pth.tar; weights of a "
+            "plain ViT, in a file whose name begins with timm's name of it; or a folder in timm's format."
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", help="Model folder to write.")],
     resolutions: Annotated[
         str | None,
         typer.Option(
-            help="Resolution of each round, such as 192,240; inferred from file name or position grid by default."
+            help="Resolution of each round of a ProgResViT, such as 192,240; inferred from file name or position grid "
+            "by default."
         ),
     ] = None,
 ) -> None:
-    """Convert a PyTorch checkpoint of the authors to a model folder. Only weights are read, never code.
+    """Convert a checkpoint of the authors, of another project or of timm to a model folder.
 
-    Tested on files made to the authors' published key names: their files themselves have not been seen.
+    Only weights are read, never code. Tested on files made to the published key names: the projects' own files have not
+    been seen.
     """
     sides = None if resolutions is None else options.parse_integers(resolutions, "--resolutions", "192,240")
     from progresvit import interop
@@ -30,6 +38,7 @@ def import_official(
 
     model = interop.import_official(file, resolutions=sides)
     folder = save(model, out)
-    rounds = " → ".join(f"{round_.resolution} px × {round_.heads} heads" for round_ in model.config.rounds)
+    described = [f"{round_.resolution} px × {getattr(round_, 'heads', '?')} heads" for round_ in model.config.rounds]
+    rounds = (" → " if model.config.routable else ", ").join(described)
     output.echo(f"{rounds}, {model.config.num_classes} classes")
     output.echo(f'{folder} is ready: progresvit info {folder}, or progresvit.load("{folder}") in Python')

@@ -13,7 +13,15 @@ from progresvit import compute
 from progresvit.cli import options, output
 from progresvit.compute import CONVENTIONS
 from progresvit.config import PRESETS, BaseConfig, ModelConfig
-from progresvit.io.model_folder import BUNDLED, CONFIG_FILE, DEFAULT_MODEL, bundled_folder, find_folder, is_local
+from progresvit.io.model_folder import (
+    BUNDLED,
+    CONFIG_FILE,
+    DEFAULT_MODEL,
+    bundled_folder,
+    find_folder,
+    is_foreign,
+    is_local,
+)
 from progresvit.io.parse import did_you_mean, dump_json, printable
 from progresvit.model.registry import read_config
 
@@ -116,7 +124,7 @@ def _compute(config: ModelConfig, convention: compute.Convention) -> dict[str, A
 
 
 def find_config(source: str) -> BaseConfig:
-    """The config of a preset, a model folder, an export, a bundled model or a hub id."""
+    """The config of a preset, a model folder, an export, a bundled model, a hub id, or a model of timm."""
     if source in PRESETS:
         return PRESETS[source]
     from progresvit.engine.export.manifest import Manifest, is_export
@@ -129,9 +137,21 @@ def find_config(source: str) -> BaseConfig:
         if source in OFFICIAL_MODELS:
             return OFFICIAL_MODELS[source]
     if not is_local(source) and not Path(source).exists() and Path(source).name == source:
+        from progresvit.api import is_timm_name
+
+        if is_timm_name(source):
+            from progresvit.interop.plain import config_from_timm
+
+            return config_from_timm(source)
         nearest = did_you_mean(source, (*BUNDLED, *PRESETS))
         raise ValueError(f"there is no preset, bundled model or model folder {source!r}; {nearest}")
-    return read_config(find_folder(source, files=(CONFIG_FILE,)))
+    if Path(source).suffix != ".safetensors":  # torch is not needed
+        folder = find_folder(source, files=(CONFIG_FILE,))
+        if not is_foreign(folder):
+            return read_config(folder)
+    from progresvit.api import load
+
+    return load(source).config  # the rounds follow from the weights
 
 
 def describe_export(folder: Path, settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -169,15 +189,13 @@ def describe_model_settings(folder: Path) -> list[dict[str, Any]]:
     if not setting_names(folder):
         return []
     from progresvit.data.crop import preprocessing_hash
-    from progresvit.io.weights_hash import hash_of_folder
 
-    config = read_config(folder)
+    config, weights_sha256 = options.config_and_hash(folder)
     preprocessing = preprocessing_hash(config)
     if config.task == "segmentation":
         from progresvit.data.segmentation.windows import WindowOptions, windows_hash
 
         preprocessing = windows_hash(config, WindowOptions())
-    weights_sha256 = hash_of_folder(folder, config)
     return _describe_settings(folder, DEFAULT, weights_sha256, preprocessing_sha256=preprocessing, precision="fp32")
 
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 import typer
 
 from progresvit.cli import output
-from progresvit.io.model_folder import find_folder, is_local
+from progresvit.io.model_folder import find_folder, is_foreign, is_local
 from progresvit.io.parse import parse_limit
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from progresvit.config import BaseConfig
     from progresvit.data.dataset import Entries, Entry
     from progresvit.data.segmentation.windows import WindowOptions
     from progresvit.engine.onnx_backend import GraphRuntime
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from progresvit.model import RoundModel
     from progresvit.routing import Router
 
-MODEL_HELP = "Model folder, bundled model (imagenet-tiny, nettewoof-tiny), or hub id."
+MODEL_HELP = "Model folder, bundled model (imagenet-tiny, nettewoof-tiny), hub id, or plain ViT of timm."
 EXPORT_HELP = f"{MODEL_HELP} Or an export folder."
 DEVICE_HELP = "cpu or cuda; cuda by default if available."
 DECODE_HELP = "Processes that decode images; 0 decodes in the main process."
@@ -250,6 +251,24 @@ def open_records(
     records = read_records(path)
     fitted = open_router(router, records.header, records.ids)
     return records, parse_threshold(threshold, records.header, fitted), fitted
+
+
+def config_and_hash(folder: Path) -> tuple[BaseConfig, str | None]:
+    """The config of a model folder, and the hash of its weights if they can be read without torch.
+
+    The model of timm or another project is loaded for them.
+    """
+    if is_foreign(folder):
+        from progresvit.api import load
+        from progresvit.io.weights import weights_hash
+
+        model = load(folder)
+        return model.config, weights_hash(model)
+    from progresvit.io.weights_hash import hash_of_folder
+    from progresvit.model.registry import read_config
+
+    config = read_config(folder)
+    return config, hash_of_folder(folder, config)
 
 
 class OpenedModel(NamedTuple):

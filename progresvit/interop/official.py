@@ -1,6 +1,15 @@
-"""The authors' checkpoints, pickles with key names of their own, converted to models; their files have not been seen.
+"""Checkpoints and folders of other projects, converted to models: ProgResViT, ThinkingViT and HydraViT, and plain ViTs.
 
-The tests use files that are made to the published key names.
+A project is recognised by the names of the weights. They were read in the public repositories, which also say how a
+folder on the hub is laid out:
+
+- ProgResViT: ds-kiel/ProgResViT, ``timm/models/progresvit_deit.py`` and ``validate.py``;
+- ThinkingViT: ds-kiel/ThinkingViT, ``timm/models/vision_transformer.py`` and ``scripts/export_hf_models.py``. A ViT has
+  ``alpha.0``, ``proj_layer`` and ``proj_layer2`` besides. Crop 0.9, ImageNet's mean and standard deviation;
+- HydraViT: ds-kiel/HydraViT, ``timm/models/hydravit.py`` and ``README.md``. Its names are those of a plain ViT. It has
+  3 to 12 heads, and the preprocessing of timm's deit_small_patch16_224.
+
+No checkpoint of these projects has been seen. The tests use files that are made to these names.
 """
 
 from __future__ import annotations
@@ -9,16 +18,26 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from timm.data import ImageNetInfo
 from torch import Tensor
 
+from progresvit.baselines.hydravit import HydraViTConfig
+from progresvit.baselines.thinkingvit import ThinkingViTConfig
 from progresvit.config import HEAD_WIDTH, OFFICIAL_MODELS, ModelConfig, make_rounds
-from progresvit.io.model_folder import PICKLE_SUFFIXES, download
-from progresvit.io.weights import read_pickle
-from progresvit.model.saving import check_fit
+from progresvit.interop.plain import LAYER_SCALE_START, PLAIN_KEYS, imagenet_names, load_timm_file, load_timm_folder
+from progresvit.io.model_folder import CONFIG_FILE, PICKLE_SUFFIXES, WEIGHTS_FILE, download, read_config_values
+from progresvit.io.weights import WEIGHT_SUFFIXES, read_checkpoint, read_pickle, read_safetensors
+from progresvit.model.interface import RoundModel
+from progresvit.model.registry import build
+from progresvit.model.saving import with_weights
 from progresvit.model.vit import ProgResViT
+
+PROJECTS = {"ProgResViT": "cond_mlp.net.0.weight", "ThinkingViT": "proj_layer.weight"}
+"""Projects and a weight that only their checkpoints have."""
+HYDRAVIT = "hydravit"
+"""The beginning of the name of a HydraViT checkpoint, or of the model in its options: its weights have timm's names."""
 
 _NEEDED = {
     "cls_token": 3,
@@ -30,7 +49,6 @@ _NEEDED = {
 _ROUNDS_OF_GRID = {240: (192, 240), 384: (160, 384)}  # stored position grid -> resolutions of the two rounds
 _NUMBERS = re.compile(r"(progresvit(?:[_-]deit[_-]s)?[_-])?(?<![A-Za-z0-9])(\d{2,4}(?:[_-]\d{2,4})+)(?![A-Za-z0-9])")
 _DISTILLED_INPUT = 384  # pixels that the KD models (those with LayerScale) are evaluated on
-_LAYER_SCALE_START = 1e-6  # the start that the KD models trained from; the weights replace it
 
 _RENAMES = tuple(
     (re.compile(pattern), ours)
@@ -47,42 +65,73 @@ _RENAMES = tuple(
         (r"^token_projectors\.(\d+)\.depthwise_proj\.", r"projectors.\1.depthwise."),
         (r"^token_projectors\.(\d+)\.spatial_proj\.", r"projectors.\1.widen_patches."),
         (r"^token_projectors\.(\d+)\.prefix_proj\.", r"projectors.\1.widen_class."),
+        (r"^alpha\.(\d+)$", r"transitions.\1.alpha"),
+        (r"^proj_layer\.", "transitions.0.widen."),
+        (r"^proj_layer2\.", "transitions.1.widen."),
     )
 )
 
 
-def import_official(file: str | os.PathLike[str], *, resolutions: Sequence[int] | None = None) -> ProgResViT:
-    """One of the authors' checkpoints as a model; tested on files with their published key names, not on theirs.
+def import_official(source: str | os.PathLike[str], *, resolutions: Sequence[int] | None = None) -> RoundModel:
+    """A checkpoint or a folder of another project as a model.
 
-    Widths, depth, patch size and classes are derived from the weights.
+    Tested on files with the published key names, not on the projects' own files. Widths, depth, patch size and classes
+    are derived from the weights.
 
     Args:
-        file: The checkpoint, such as ``progresvit_192_240.pth.tar``.
-        resolutions: Resolution of each round. By default they are derived from the file name, or from the stored
-            position grid: 240 means 192→240, 384 means 160→384.
+        source: A checkpoint of ProgResViT, ThinkingViT or HydraViT, such as ``progresvit_192_240.pth.tar``; a file of
+            the weights of a plain ViT, whose name begins with timm's name of it; or a folder with timm's config.json.
+        resolutions: Resolution of each round of a ProgResViT. By default they are derived from the file name, or from
+            the stored position grid: 240 means 192→240, 384 means 160→384.
     """
-    file = Path(file).expanduser()
-    if not file.is_file():
-        raise ValueError(f"there is no file {file}; give the path of one of the authors' .pth.tar files.")
-    weights = read_pickle(file)
-    missing = [key for key in _NEEDED if key not in weights]
-    if missing:
-        raise ValueError(f"{file} is not a ProgResViT checkpoint of the authors: it lacks {', '.join(missing)}.")
-    unfit = [key for key, dimensions in _NEEDED.items() if weights[key].ndim != dimensions]
-    if unfit:
-        raise ValueError(f"{file} is damaged: {', '.join(unfit[:4])} are not weights of this kind; download it again.")
-    config = _config(weights, file.name, resolutions)
-    renamed = {_rename(key): value for key, value in weights.items()}
-    check_fit(renamed, config, origin=str(file))
-    model = ProgResViT(config)
-    model.load_state_dict(renamed)
-    return model.eval()
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return load_foreign_folder(path, resolutions=resolutions)
+    if not path.is_file():
+        raise ValueError(
+            f"there is no file {path}; give the path of a checkpoint, such as one of the authors' .pth.tar files."
+        )
+    weights, options = _read(path)
+    trained = str(options.get("model", ""))
+    if any(mark in weights for mark in PROJECTS.values()) or _is_hydravit(trained) or _is_hydravit(path.name):
+        return _convert(weights, origin=path, options=options, resolutions=resolutions)
+    if not all(PLAIN_KEYS.fullmatch(key) for key in weights) or "cls_token" not in weights:
+        others = [key for key in weights if not PLAIN_KEYS.fullmatch(key)] or list(weights)
+        raise ValueError(
+            f"{path} is not a checkpoint of a known project: it has {', '.join(others[:4]) or 'no weights'}. Known are "
+            f"{', '.join(PROJECTS)}, HydraViT and the plain ViTs of timm."
+        )
+    _refuse_resolutions(resolutions)
+    return load_timm_file(path, weights)
+
+
+def load_foreign_folder(folder: Path, *, resolutions: Sequence[int] | None = None) -> RoundModel:
+    """The model in a folder of timm or one of the projects: config.json with ``architecture``, and weights."""
+    values = read_config_values(folder)
+    architecture = str(values.get("architecture"))
+    file = _weights_file(folder)
+    weights, _ = _read(file)
+    if architecture.lower() not in (*map(str.lower, PROJECTS), HYDRAVIT):
+        _refuse_resolutions(resolutions)
+        return load_timm_folder(folder, values, weights)
+    arguments = values.get("model_args") or {}
+    if not isinstance(arguments, Mapping):
+        raise ValueError(f"{folder / CONFIG_FILE} is damaged: model_args is an object; download it again.")
+    stored = arguments.get("progress_img_sizes")
+    if stored is not None and not (isinstance(stored, list) and all(type(side) is int for side in stored)):
+        raise ValueError(
+            f"{folder / CONFIG_FILE} is damaged: progress_img_sizes is a list of numbers; download it again."
+        )
+    return _convert(weights, origin=file, options=arguments, resolutions=resolutions or stored)
 
 
 def is_official_file(file: str | os.PathLike[str]) -> bool:
-    """Whether a file is one of the authors' checkpoints, by the names of its weights."""
+    """Whether a file is a checkpoint with rounds, ProgResViT's or ThinkingViT's, by the names of its weights."""
     path = Path(file).expanduser()
-    return path.is_file() and path.suffix in PICKLE_SUFFIXES and "cond_mlp.net.0.weight" in read_pickle(path)
+    if not (path.is_file() and path.suffix in PICKLE_SUFFIXES):
+        return False
+    weights = read_pickle(path)
+    return any(mark in weights for mark in PROJECTS.values())
 
 
 def load_official(repo_id: str, *, revision: str | None = None) -> ProgResViT:
@@ -93,32 +142,113 @@ def load_official(repo_id: str, *, revision: str | None = None) -> ProgResViT:
         names = ", ".join(path.name for path in files) or "none"
         raise ValueError(f"{repo_id} should hold one .pth.tar file and holds: {names}; see progresvit import-official.")
     config = OFFICIAL_MODELS[repo_id]
-    return import_official(files[0], resolutions=[round_.resolution for round_ in config.rounds])
+    model = import_official(files[0], resolutions=[round_.resolution for round_ in config.rounds])
+    assert isinstance(model, ProgResViT), "only a ProgResViT has resolutions"
+    return model
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Weights, and the options of the training if the file has them."""
+    return (read_safetensors(path), {}) if path.suffix == ".safetensors" else read_checkpoint(path)
+
+
+def _weights_file(folder: Path) -> Path:
+    """The file of weights in a folder of timm or another project."""
+    for name in (WEIGHTS_FILE, "pytorch_model.bin"):
+        if (folder / name).is_file():
+            return folder / name
+    files = sorted(path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES)
+    if len(files) != 1:
+        names = ", ".join(path.name for path in files) or "none"
+        raise ValueError(
+            f"{folder} should hold {WEIGHTS_FILE}, or one other file of weights, and holds: {names}; download it again."
+        )
+    return files[0]
+
+
+def _is_hydravit(name: str) -> bool:
+    return name.lower().startswith(HYDRAVIT)
+
+
+def _refuse_resolutions(resolutions: Sequence[int] | None) -> None:
+    if resolutions is not None:
+        raise ValueError("resolutions are those of a ProgResViT; other models have one resolution, so leave them out.")
+
+
+def _convert(
+    weights: Mapping[str, Tensor], *, origin: Path, options: Mapping[str, Any], resolutions: Sequence[int] | None
+) -> RoundModel:
+    """The model of a project's weights; ``options`` are those of its training or of its model."""
+    missing = [key for key in _NEEDED if key not in weights]
+    if missing:
+        raise ValueError(f"{origin} is not a complete checkpoint: it lacks {', '.join(missing)}; download it again.")
+    unfit = [key for key, dimensions in _NEEDED.items() if weights[key].ndim != dimensions]
+    if unfit:
+        raise ValueError(
+            f"{origin} is damaged: {', '.join(unfit[:4])} are not weights of this kind; download it again."
+        )
+    config: ModelConfig | ThinkingViTConfig | HydraViTConfig
+    if PROJECTS["ProgResViT"] in weights:
+        config = _config(weights, origin.name, resolutions)
+    else:
+        _refuse_resolutions(resolutions)
+        config = _thinkingvit(weights) if PROJECTS["ThinkingViT"] in weights else _hydravit(weights, options)
+    renamed = {_rename(key): value for key, value in weights.items()}
+    for key in [key for key in renamed if key.endswith(".alpha") and renamed[key].shape == (1,)]:
+        renamed[key] = renamed[key].reshape(())  # (1,) -> ()
+    model = with_weights(config, renamed, origin=str(origin))
+    build(config)  # draws random numbers: what a task initialises after this stays the same for a seed
+    return model
 
 
 def _config(weights: Mapping[str, Tensor], name: str, resolutions: Sequence[int] | None) -> ModelConfig:
-    """Derive the config from the weights."""
-    width = weights["cls_token"].shape[-1]
-    patch_size = weights["patch_embed.proj.weight"].shape[-1]
-    grid = round((weights["pos_embed"].shape[1] - 1) ** 0.5)
-    classes = weights["head.weight"].shape[0]
-    widths = _round_widths(weights, width)
-    resolutions = resolutions or _resolutions(name, grid * patch_size, rounds=len(widths), patch_size=patch_size)
-    names = ImageNetInfo() if classes == 1000 else None
-    distilled = "blocks.0.ls1.gamma" in weights
+    """The config of a ProgResViT."""
+    shared = _backbone(weights)
+    patch_size, stored = shared["patch_size"], shared["position_resolution"]
+    widths = _round_widths(weights, shared["heads"] * HEAD_WIDTH)
+    resolutions = resolutions or _resolutions(name, stored, rounds=len(widths), patch_size=patch_size)
+    distilled = shared["layer_scale"] is not None
     return ModelConfig(
-        rounds=make_rounds(resolutions, [round_width // HEAD_WIDTH for round_width in widths]),
-        heads=width // HEAD_WIDTH,
-        depth=1 + max(int(match[1]) for key in weights if (match := re.match(r"blocks\.(\d+)\.", key))),
-        patch_size=patch_size,
-        in_channels=weights["patch_embed.proj.weight"].shape[1],
-        num_classes=classes,
-        position_resolution=grid * patch_size,
-        layer_scale=_LAYER_SCALE_START if distilled else None,
+        rounds=make_rounds(resolutions, [width // HEAD_WIDTH for width in widths]),
         input_resolution=max(_DISTILLED_INPUT, *resolutions) if distilled else None,
-        class_ids=tuple(names.label_names()) if names else None,
-        labels=tuple(names.label_descriptions()) if names else None,
+        **shared,
     )
+
+
+def _thinkingvit(weights: Mapping[str, Tensor]) -> ThinkingViTConfig:
+    """The config of a ThinkingViT. What widens the tokens of a round is as wide as these tokens."""
+    shared = _backbone(weights)
+    widening = [weights[key] for key in ("proj_layer.weight", "proj_layer2.weight") if key in weights]
+    heads = [*(weight.shape[-1] // HEAD_WIDTH for weight in widening), shared["heads"]]
+    return ThinkingViTConfig(rounds=make_rounds([shared["position_resolution"]] * len(heads), heads), **shared)
+
+
+def _hydravit(weights: Mapping[str, Tensor], options: Mapping[str, Any]) -> HydraViTConfig:
+    """The config of a HydraViT: the heads that it was trained with, or 3 heads and more."""
+    shared = _backbone(weights)
+    trained = options.get("heads")
+    heads: Sequence[int] = range(min(3, shared["heads"]), shared["heads"] + 1)
+    if isinstance(trained, list) and trained and all(type(count) is int for count in trained):
+        heads = sorted(set(trained))
+    return HydraViTConfig(rounds=make_rounds([shared["position_resolution"]] * len(heads), heads), **shared)
+
+
+def _backbone(weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The fields of a config that follow from the weights of its ViT."""
+    patch_size, classes = weights["patch_embed.proj.weight"].shape[-1], weights["head.weight"].shape[0]
+    grid = round((weights["pos_embed"].shape[1] - 1) ** 0.5)
+    class_ids, labels = imagenet_names(classes)
+    return {
+        "heads": weights["cls_token"].shape[-1] // HEAD_WIDTH,
+        "depth": 1 + max(int(match[1]) for key in weights if (match := re.match(r"blocks\.(\d+)\.", key))),
+        "patch_size": patch_size,
+        "in_channels": weights["patch_embed.proj.weight"].shape[1],
+        "num_classes": classes,
+        "position_resolution": grid * patch_size,
+        "layer_scale": LAYER_SCALE_START if "blocks.0.ls1.gamma" in weights else None,
+        "class_ids": class_ids,
+        "labels": labels,
+    }
 
 
 def _round_widths(weights: Mapping[str, Tensor], width: int) -> list[int]:

@@ -20,8 +20,8 @@ from timm.data import ImageNetInfo
 from torch import Tensor, nn
 
 from progresvit.config import HEAD_WIDTH, OFFICIAL_MODELS, BaseConfig, ModelTask
-from progresvit.interop.official import import_official, is_official_file, load_official
-from progresvit.io.model_folder import BUNDLED, find_folder, is_local
+from progresvit.interop.official import import_official, is_official_file, load_foreign_folder, load_official
+from progresvit.io.model_folder import BUNDLED, find_folder, is_foreign, is_local
 from progresvit.io.parse import did_you_mean
 from progresvit.io.weights import WEIGHT_SUFFIXES, read_weights
 from progresvit.model.backbone import is_head, resample_position
@@ -55,7 +55,7 @@ def start_from(model: RoundModel, source: str, *, fusion: Fusion = "paper", as_p
     """
     if is_local(source):
         folder = find_folder(source)
-        start = load_folder(folder)
+        start = load_foreign_folder(folder) if is_foreign(folder) else load_folder(folder)
         build(start.config)  # draws random numbers: what a task initialises after this stays the same for a seed
         return _start_from_model(model, start, fusion=fusion, as_prefix=as_prefix, origin=str(folder))
     if source in OFFICIAL_MODELS or is_official_file(source):

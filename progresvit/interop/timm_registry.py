@@ -1,7 +1,8 @@
 """The presets in timm's registry, with the interface of timm's models.
 
 ``timm.create_model("progresvit_small_192_240")`` builds a preset, with any field of the config as a keyword;
-``timm.create_model("local-dir:FOLDER", pretrained=True)`` and ``"hf-hub:ID"`` read what ``progresvit.save`` wrote.
+``timm.create_model("local-dir:FOLDER", pretrained=True)`` and ``"hf-hub:ID"`` read what ``progresvit.save`` wrote. They
+read the folders of the ProgResViT authors too, whose config.json names the same architecture.
 """
 
 from __future__ import annotations
@@ -14,9 +15,14 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from torch import Tensor, nn
 
 from progresvit.config import ARCHITECTURE, PRESETS, ModelConfig
-from progresvit.io.model_folder import CONFIG_FILE, find_folder
+from progresvit.interop.official import load_foreign_folder
+from progresvit.io.model_folder import CONFIG_FILE, PICKLE_SUFFIXES, WEIGHTS_FILE, find_folder, is_foreign
 from progresvit.model import ProgResViT, slicing
 from progresvit.model.registry import read_config
+
+_AUTHORS_FILES = (CONFIG_FILE, WEIGHTS_FILE, *(f"*{suffix}" for suffix in PICKLE_SUFFIXES))
+_AUTHORS_ARGUMENTS = ("progress_stages", "progress_img_sizes", "init_values", "img_size", "pretrained_model_args")
+"""The ``model_args`` of an authors' folder, which its weights say too, and where timm keeps them."""
 
 
 class TimmProgResViT(ProgResViT):
@@ -91,7 +97,10 @@ class TimmProgResViT(ProgResViT):
 
 
 def _stored_config(kwargs: dict[str, Any]) -> ModelConfig:
-    """The config of the folder or hub repository that timm loads."""
+    """The config of the folder or hub repository that timm loads.
+
+    From a folder of the authors, timm gets config and weights that are converted, and not what the folder says.
+    """
     cfg = kwargs.get("pretrained_cfg") or {}
     source = cfg.get("source") if isinstance(cfg, dict) else None
     if source == "local-dir":
@@ -105,9 +114,18 @@ def _stored_config(kwargs: dict[str, Any]) -> ModelConfig:
             f"{ARCHITECTURE!r} is the name of a saved model; create it with 'local-dir:FOLDER' or 'hf-hub:ID', "
             f"or name a preset: {', '.join(PRESETS)}."
         )
-    config = read_config(folder)
-    assert isinstance(config, ModelConfig), "timm comes here only for folders that name this architecture"
-    return config
+    if not is_foreign(folder):
+        config = read_config(folder)
+        assert isinstance(config, ModelConfig), "timm comes here only for folders that name this architecture"
+        return config
+    if source == "hf-hub":
+        folder = find_folder(repo_id, revision=revision or None, files=_AUTHORS_FILES, cache_dir=cache)
+    model = load_foreign_folder(folder)
+    assert isinstance(model, ProgResViT), "timm comes here only for folders that name this architecture"
+    for key in _AUTHORS_ARGUMENTS:
+        kwargs.pop(key, None)
+    kwargs["pretrained_cfg"] = {**model.config.timm_pretrained_cfg(), "state_dict": model.state_dict()}
+    return model.config
 
 
 def _check_pool(global_pool: str) -> None:
@@ -132,6 +150,7 @@ def _entry_point(variant: str) -> Callable[..., ProgResViT]:
             raise ValueError("features_only is not supported; forward_features gives the tokens of the last round.")
         config = PRESETS.get(variant) or _stored_config(kwargs)
         model: TimmProgResViT = build_model_with_cfg(TimmProgResViT, variant, pretrained, model_cfg=config, **kwargs)
+        model.pretrained_cfg.pop("state_dict", None)
         cfg = model.config.timm_pretrained_cfg()
         model.pretrained_cfg.update({key: cfg[key] for key in ("input_size", "mean", "std", "crop_pct")})
         return model

@@ -59,6 +59,14 @@ def is_local(source: Source) -> bool:
     return is_bundled(source) or Path(os.path.expanduser(source)).is_dir()
 
 
+def is_foreign(folder: Path) -> bool:
+    """Whether a folder holds a model of timm or another project: config.json has an architecture and no rounds."""
+    if not (folder / CONFIG_FILE).is_file():
+        return False
+    values = read_config_values(folder)
+    return "architecture" in values and not {"kind", "rounds"} & set(values)
+
+
 def copy_training_lists(model: object, folder: Path) -> None:
     """Copy what the folder of a loaded model says about its training images, which it keeps whatever becomes of it."""
     origin = getattr(model, "loaded_from", None)

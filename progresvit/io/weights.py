@@ -51,6 +51,11 @@ def read_pickle(file: Path) -> dict[str, Tensor]:
 
     The ``module.`` of a distributed run and the ``_orig_mod.`` of a compiled model are removed from the names.
     """
+    return read_checkpoint(file)[0]
+
+
+def read_checkpoint(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The weights of a checkpoint as ``read_pickle`` gives them, and the options that timm's training script stored."""
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             stored = torch.load(file, map_location="cpu", weights_only=True)
@@ -64,6 +69,7 @@ def read_pickle(file: Path) -> dict[str, Tensor]:
         raise ValueError(
             f"{file} is damaged or not a PyTorch checkpoint ({type(error).__name__}); copy or download it again."
         ) from error
+    options = stored.get("args") if isinstance(stored, Mapping) else None
     for name in _WEIGHTS_UNDER:
         if isinstance(stored, Mapping) and isinstance(stored.get(name), Mapping):
             stored = stored[name]
@@ -73,7 +79,8 @@ def read_pickle(file: Path) -> dict[str, Tensor]:
     unfit = [str(key) for key, value in stored.items() if value.layout != torch.strided or value.is_meta]
     if unfit:
         raise ValueError(f"{file} is damaged: {', '.join(unfit[:4])} hold no weights; download it again.")
-    return {str(key).removeprefix("module.").removeprefix("_orig_mod."): value for key, value in stored.items()}
+    weights = {str(key).removeprefix("module.").removeprefix("_orig_mod."): value for key, value in stored.items()}
+    return weights, dict(vars(options)) if isinstance(options, argparse.Namespace) else {}
 
 
 def write_safetensors(weights: Mapping[str, Tensor], path: Path) -> None:

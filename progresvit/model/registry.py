@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from progresvit.config import BaseConfig
 from progresvit.io.imports import resolve
-from progresvit.io.model_folder import CONFIG_FILE, read_config_values
+from progresvit.io.model_folder import CONFIG_FILE, is_foreign, read_config_values
 from progresvit.io.parse import did_you_mean
 from progresvit.model.kinds import DEFAULT_KIND as DEFAULT_KIND
 from progresvit.model.kinds import KINDS as KINDS
@@ -37,6 +37,11 @@ def parse_config(values: Mapping[str, Any]) -> BaseConfig:
 def read_config(folder: Path) -> BaseConfig:
     """The config of a model folder; errors name the file."""
     values = read_config_values(folder)
+    if is_foreign(folder):
+        raise ValueError(
+            f"{folder} holds a model of timm or of another project, which is not read here; convert it with the "
+            f"command progresvit import-official {folder}, and give the new folder."
+        )
     try:
         return parse_config(values)
     except ValueError as error:

@@ -92,15 +92,20 @@ def load_folder(folder: Path) -> RoundModel:
     if not path.is_file():
         pickles = find_pickles(folder)
         raise ValueError(refuse_pickle(pickles[0]) if pickles else f"{folder} has no {WEIGHTS_FILE}; save it again.")
-    weights = read_safetensors(path)
-    model = check_fit(weights, config, origin=str(path))  # on the meta device
+    model = with_weights(config, read_safetensors(path), origin=str(path))
+    cast(Any, model).loaded_from = folder  # it may hold the list of the training images
+    return model
+
+
+def with_weights(config: BaseConfig, weights: Mapping[str, Tensor], *, origin: str) -> RoundModel:
+    """The model of a config with copies of these weights, in float32 and in evaluation mode."""
+    model = check_fit(weights, config, origin=origin)  # on the meta device
     own, module = model.state_dict(), cast(nn.Module, model)
     module.load_state_dict({key: value.to(own[key].dtype, copy=True) for key, value in weights.items()}, assign=True)
     tensors = [*module.buffers(), *(value for part in module.modules() for value in vars(part).values())]
     if any(isinstance(value, Tensor) and value.is_meta for value in tensors):  # it has tensors that no file holds
         model = build(config)
         model.load_state_dict(weights)
-    cast(Any, model).loaded_from = folder  # it may hold the list of the training images
     return model.eval()
 
 

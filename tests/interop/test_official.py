@@ -198,7 +198,10 @@ def test_a_truncated_checkpoint_is_refused(tmp_path):
 )
 def test_a_checkpoint_of_something_else_is_refused(tmp_path, content):
     torch.save(content, tmp_path / "resnet.pth")
-    with pytest.raises(ValueError, match=r"not a ProgResViT checkpoint|holds no weights"):
+    with pytest.raises(
+        ValueError,
+        match=r"not a checkpoint of a known project: .*Known are ProgResViT, ThinkingViT, HydraViT|holds no weights",
+    ):
         import_official(tmp_path / "resnet.pth")
 
 

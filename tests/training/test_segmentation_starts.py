@@ -171,7 +171,7 @@ def test_a_checkpoint_of_the_authors_that_does_not_fit_is_refused(authors, model
 def test_files_that_are_no_checkpoint_of_the_authors_are_refused(authors, tmp_path):
     weights = torch.load(authors, weights_only=True)["state_dict_ema"]
     torch.save({key: value for key, value in weights.items() if key != "head.weight"}, authors)
-    with pytest.raises(ValueError, match=r"not a ProgResViT checkpoint of the authors: it lacks head\.weight"):
+    with pytest.raises(ValueError, match=r"not a complete checkpoint: it lacks head\.weight"):
         started(authors)
     torch.save({**weights, "token_projectors.0.extra": torch.zeros(1)}, authors)
     with pytest.raises(ValueError, match=r"token_projectors\.0\.extra"):
