@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from progresvit.config import HEAD_WIDTH, OFFICIAL_MODELS, BaseConfig, ModelTask
 from progresvit.interop.official import import_official, is_official_file, load_foreign_folder, load_official
+from progresvit.interop.plain import PLAIN_KEYS
 from progresvit.io.model_folder import BUNDLED, find_folder, is_foreign, is_local
 from progresvit.io.parse import did_you_mean
 from progresvit.io.weights import WEIGHT_SUFFIXES, read_weights
@@ -32,10 +33,6 @@ from progresvit.model.saving import load_folder
 Fusion = Literal["paper", "quiet"]
 """Whether rounds after the first begin with the paper's projectors, or without the tokens of the round before."""
 
-_PLAIN = re.compile(
-    r"cls_token|pos_embed|(patch_embed\.proj|norm|head)\.(weight|bias)"
-    r"|blocks\.\d+\.((norm1|attn\.qkv|attn\.proj|norm2|mlp\.fc1|mlp\.fc2)\.(weight|bias)|ls[12]\.gamma)"
-)
 _NEEDED = {"cls_token": 3, "pos_embed": 3, "patch_embed.proj.weight": 4, "blocks.0.norm1.weight": 1}
 """Weights that every plain ViT has, and their numbers of dimensions."""
 _WIDENS = re.compile(r"(projectors|transitions)\.\d+\.widen\w*\.weight")
@@ -108,7 +105,7 @@ def start_from_timm(
     _check_plain(weights, own, model.config, origin, as_prefix=as_prefix)
     if isinstance(source, nn.Module):
         _check_heads(source, width=weights["cls_token"].shape[-1], origin=origin)
-    foreign = [key for key in weights if not _PLAIN.fullmatch(key)]
+    foreign = [key for key in weights if not PLAIN_KEYS.fullmatch(key)]
     if foreign:
         raise ValueError(
             f"{origin} is not a plain ViT: it has {', '.join(foreign[:4])}; take the plain variant, and for the "
@@ -133,7 +130,8 @@ def _start_from_model(
         weights = {
             key: value
             for key, value in weights.items()
-            if _PLAIN.fullmatch(key) or (same_kind and key in own and (is_head(key) or value.shape == own[key].shape))
+            if PLAIN_KEYS.fullmatch(key)
+            or (same_kind and key in own and (is_head(key) or value.shape == own[key].shape))
         }
     elif not same_kind:
         raise ValueError(
@@ -195,11 +193,11 @@ def _copy(
         copied["pos_embed"] = _resample(weights["pos_embed"].to(own["pos_embed"]), like=own["pos_embed"])
     if "cls_token" in own and copied["cls_token"].shape[-1] < own["cls_token"].shape[-1]:  # as_prefix
         copied = {
-            key: _widen(key, value, own[key]) if key in own and _PLAIN.fullmatch(key) else value
+            key: _widen(key, value, own[key]) if key in own and PLAIN_KEYS.fullmatch(key) else value
             for key, value in copied.items()
         }
     problems = {
-        "lacks": [key for key in own if key not in copied and _PLAIN.fullmatch(key) and not is_head(key)],
+        "lacks": [key for key in own if key not in copied and PLAIN_KEYS.fullmatch(key) and not is_head(key)],
         "has unknown": [key for key in copied if key not in own],
         "has another shape or type for": [key for key in copied if key in own and not _fits(copied[key], own[key])],
     }

@@ -29,8 +29,6 @@ from progresvit.training.tasks.registry import check_task
 
 _RENAMED = {"own_pictures": "own_images"}
 """Earlier names of bundled recipes."""
-_EARLIER: dict[str, dict[str, Any]] = {"model": {"start_gates": "torch"}}
-"""Values that keys had in all runs before the keys existed, where they are not the default."""
 
 _Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
 _Heads = Annotated[int, Field(ge=1, le=MAX_HEADS)]
@@ -70,9 +68,9 @@ class Model(Section):
     start_fusion: Literal["paper", "quiet"] = "paper"
     """``quiet``: the last round begins as the pretrained ViT, without tokens from the previous round."""
     start_as_prefix: bool = False
-    """The start is narrower than the model and becomes its leading heads and channels; the rest of the weights is new."""
+    """The start is narrower than the model and becomes its leading heads and channels; other weights are new."""
     start_gates: GateStart = "paper"
-    """Start of the hidden layers of PSG's block gates: the authors' (normal with deviation 0.02), or torch's default."""
+    """Start of the hidden layers of PSG's block gates: the authors' (normal, deviation 0.02), or torch's default."""
 
     @field_validator("kind")
     @classmethod
@@ -392,11 +390,31 @@ def make_recipe(values: Mapping[str, Any], *, origin: str, stored: bool = False)
     that all runs had before it.
     """
     if stored:
-        values = {**values}
-        for section, earlier in _EARLIER.items():
-            if isinstance(values.get(section), Mapping):
-                values[section] = {**earlier, **values[section]}
+        values = {**values, **{name: {**values[name], **keys} for name, keys in _before(values).items()}}
     return parse(Recipe, values, origin=origin)
+
+
+def as_began(recipe: Recipe, stored: Mapping[str, Any]) -> Recipe:
+    """The recipe of a run that goes on: keys newer than the run, which ``stored`` it, keep what the run began with.
+
+    A key that the recipe sets keeps the recipe's value.
+    """
+    changes = {}
+    for name, keys in _before(stored).items():
+        section = getattr(recipe, name)
+        changes[name] = section.model_copy(update={k: v for k, v in keys.items() if k not in section.model_fields_set})
+    return recipe.model_copy(update=changes)
+
+
+def _before(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Keys by section that ``stored`` lacks, with the values of all runs before them, where the default is another."""
+    earlier: dict[str, dict[str, Any]] = {"model": {"start_gates": "torch"}}
+    augment = stored.get("augment")
+    if isinstance(augment, Mapping) and augment.get("erasing"):
+        earlier["augment"] = {"erase_before_mixing": True}
+    sections = {name: stored[name] for name in earlier if isinstance(stored.get(name), Mapping)}
+    missing = {name: {k: v for k, v in earlier[name].items() if k not in section} for name, section in sections.items()}
+    return {name: keys for name, keys in missing.items() if keys}
 
 
 def bundled_recipes() -> dict[str, Path]:

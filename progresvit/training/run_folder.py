@@ -22,7 +22,7 @@ from progresvit.io.parse import parse_json, read_text
 from progresvit.io.yaml_files import read_mapping
 from progresvit.model.registry import parse_config
 from progresvit.training.logger import LOG_FILE, environment
-from progresvit.training.recipe import Recipe, make_recipe
+from progresvit.training.recipe import Recipe, as_began, make_recipe
 from progresvit.training.tasks.task import Splits
 
 RECIPE_FILE = "recipe.yaml"
@@ -48,8 +48,7 @@ _CLASS_KEYS = ("num_classes", "class_ids", "labels", "task")
 def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> Recipe:
     """Refuse a folder that contains anything but this run. Nothing is written yet.
 
-    Returns the recipe. A run that began before the key ``augment.erase_before_mixing`` existed goes on as it began,
-    unless the recipe sets the key.
+    Returns the recipe, by which a run that began before one of its keys existed goes on as it began.
     """
     if resume and overwrite:
         raise ValueError("resume=True continues a run and overwrite=True removes it; pass only one of them.")
@@ -72,10 +71,7 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
                 f"{out / RECIPE_FILE} is damaged ({error}); restore the recipe of the run, or pass overwrite=True."
             ) from error
         began = _read_recipe(before, out)
-        if began.augment.erasing and "erase_before_mixing" not in before["augment"]:
-            began = _erase_early(began)
-            if "erase_before_mixing" not in recipe.augment.model_fields_set:
-                recipe = _erase_early(recipe)
+        recipe = as_began(recipe, before)
         before = yaml.safe_load(began.to_yaml())  # adds keys that are newer than the run
         differing = changed_keys(before, yaml.safe_load(recipe.to_yaml()))
         if differing:
@@ -84,11 +80,6 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
                 "name another folder."
             )
     return recipe
-
-
-def _erase_early(recipe: Recipe) -> Recipe:
-    augment = recipe.augment.model_copy(update={"erase_before_mixing": True})
-    return recipe.model_copy(update={"augment": augment})
 
 
 def remove_leftovers(out: Path) -> None:

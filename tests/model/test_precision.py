@@ -9,9 +9,16 @@ from progresvit.model import precision
 
 def test_tf32_is_on_within_the_context_alone_and_off_after_an_error():
     before = torch.get_float32_matmul_precision()
-    with pytest.raises(KeyError), precision.matrix_products("tf32"):
-        assert torch.get_float32_matmul_precision() == "high"
-        raise KeyError
+    seen = []
+
+    def fail():
+        with precision.matrix_products("tf32"):
+            seen.append(torch.get_float32_matmul_precision())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert seen == ["high"]
     assert torch.get_float32_matmul_precision() == before
     with precision.matrix_products("bf16"):
         assert torch.get_float32_matmul_precision() == before
