@@ -83,8 +83,8 @@ def _routing(results: Sequence[ShiftSummary], model: str) -> str:
 
 
 def _short_names(models: Sequence[str]) -> dict[str, str]:
-    """The last part of each path, or the whole path if two models have the same."""
-    last = {model: model.rstrip("/").rsplit("/", 1)[-1] for model in models}
+    """The last part of each path, or the whole path if two models have the same. A run's model has the run's name."""
+    last = {model: model.rstrip("/").removesuffix("/model").rsplit("/", 1)[-1] for model in models}
     return last if len(set(last.values())) == len(models) else {model: model for model in models}
 
 

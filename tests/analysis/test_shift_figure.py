@@ -19,7 +19,7 @@ def summary(model, suite, full, routed=None, **fields):
     )
 
 
-OURS = "runs/ours"
+OURS = "runs/ours/model"  # the model folder of a run has its name in the figure
 FOGS = {"sets": ("fog_1", "fog_4")}
 RESULTS = [
     summary(OURS, "imagenet-c", (0.6, 6.0), (0.59, 4.5), **FOGS),
@@ -79,7 +79,7 @@ def test_a_model_may_lack_a_suite_and_routing():
 
 
 def test_results_twice_or_on_other_images_are_refused():
-    with pytest.raises(ValueError, match="runs/ours on imagenet-c is given twice"):
+    with pytest.raises(ValueError, match="runs/ours/model on imagenet-c is given twice"):
         shift_figure([RESULTS[0], *RESULTS])
     for other in ({"names_sha256": "m"}, {"images": 399}):
         with pytest.raises(ValueError, match="runs/ours and b were evaluated on different images of imagenet-v2"):

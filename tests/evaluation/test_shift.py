@@ -220,5 +220,7 @@ def test_a_summary_holds_what_the_table_holds(tmp_path):
     assert summarize(plan("imagenet-c", "made", corruptions=["fog"], severities=[1, 4]), found).suite == "imagenet-c"
     plain = summarize(plan("imagenet-v2", "made"), {"imagenet-v2": found["fog_1"]})
     assert (plain.suite, plain.routed) == ("imagenet-v2", None)
+    alone = summarize(plan("imagenet-v2", "made"), {"imagenet-v2": make_records(rounds=1)}, 0.5)
+    assert alone.routed is None  # one round
     with pytest.raises(ValueError, match=r"there is no summary of progresvit shift at .*summary\.json; give an output"):
         read_summary(tmp_path)
