@@ -82,5 +82,5 @@ def test_results_twice_or_on_other_images_are_refused():
     with pytest.raises(ValueError, match="runs/ours/model on imagenet-c is given twice"):
         shift_figure([RESULTS[0], *RESULTS])
     for other in ({"names_sha256": "m"}, {"images": 399}):
-        with pytest.raises(ValueError, match="runs/ours and b were evaluated on different images of imagenet-v2"):
+        with pytest.raises(ValueError, match="runs/ours/model and b were evaluated on different images of imagenet-v2"):
             shift_figure([*RESULTS, summary("b", "imagenet-v2", (0.7, 6.0), **other)])
