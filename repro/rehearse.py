@@ -15,6 +15,7 @@ Numbers on the page mean nothing. The page is complete if every table and figure
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib.util
 import math
 import multiprocessing
@@ -73,10 +74,10 @@ TASKS = {
         *("optimizer.batch=50", "run.evaluate_every=1", "task_options.local_side=24", "task_options.local_crops=2"),
         *("task_options.prototypes=64", "task_options.hidden=32", "task_options.bottleneck=16"),
     ),
-    "dynabert": ("optimizer.batch=50", "task_options.importance_batches=1"),
+    "dynabert": ("optimizer.batch=50", "optimizer.lr=0.02", "ema=0.8", "task_options.importance_batches=1"),
 }
 """Changes to the recipes of a task."""
-OTHERS = ("optimizer.batch=50",)
+OTHERS = ("optimizer.batch=50", "optimizer.lr=0.02", "ema=0.8")
 MERGE = {4: 1, 8: 2, 13: 3}
 WORDS = {"--images": "40", "--batch": "8", "--seconds": "0.05"}
 """Values of options of commands."""
@@ -88,8 +89,9 @@ MORE = {
 """Words that are added to commands that begin like this."""
 ALL_SEVERITIES = "mce.md"
 """A table of all severities, which is left out: evaluating them takes longer than everything else."""
-TRAIN, VAL, MASKS = 1000, 300, (12, 6)
-"""Numbers of generated images."""
+COMMON, EACH, MASKS = 5, 60, (12, 6)
+"""Numbers of classes that can be learned and of their images, and of images with masks. All other classes have one
+training image: so models are right on some held-out images, which the tables of routers need."""
 FEW = "few"
 """Place of the images for the task dino: a linear probe needs several images of each class."""
 FEW_CLASSES, FEW_IMAGES = 20, 5
@@ -97,7 +99,7 @@ FEW_CLASSES, FEW_IMAGES = 20, 5
 
 def toy_study(study: Study, values: Mapping[str, Any], starts: Mapping[str, Path]) -> dict[str, Any]:
     """The content of a study file at toy size. ``values`` are of the real one, ``starts`` the folders of ``TOYS``."""
-    toy = yaml.safe_load(yaml.safe_dump(dict(values)))
+    toy = copy.deepcopy(dict(values))
     for name, run in study.runs.items():
         changed = toy["runs"][name]
         if run.of is None:
@@ -110,7 +112,7 @@ def toy_study(study: Study, values: Mapping[str, Any], starts: Mapping[str, Path
             changed["evaluate"] = [*run.evaluate, "--epochs", "1"]
     toy["places"][FEW] = "a few classes"
     for routing in toy["routing"].values():
-        routing["learned_images"] = TRAIN // 2
+        routing["learned_images"] = 1000
     for command in toy["commands"].values():
         command["rows"] = {label: str(starts.get(model, model)) for label, model in command.get("rows", {}).items()}
         command["words"] = _toy_words(command["words"])
@@ -202,10 +204,14 @@ def write_images(folder: Path) -> dict[str, Path]:
     wnids = ImageNetInfo().label_names()
     draw = np.random.default_rng(0)
     files = [_image(folder / "images" / f"{number}.jpg", draw) for number in range(50)]
+    common = {name: draw.integers(0, 256, 3) for name in wnids[:COMMON]}
+    for split in ("train", "val"):
+        for number, (name, colour) in enumerate(common.items()):
+            for image in range(EACH):
+                _image(folder / "imagenet" / split / name / f"{split}_{number}_{image:02}.jpg", draw, colour=colour)
     shifts = folder / "shifts"
     layouts = {
-        folder / "imagenet" / "train": wnids[:TRAIN],
-        folder / "imagenet" / "val": wnids[:VAL],
+        folder / "imagenet" / "train": wnids[COMMON:],
         shifts / "imagenet-v2": [str(number) for number in range(len(wnids))],
         shifts / "imagenet-sketch": wnids,
         shifts / "imagenet-a": wnids[::5],
@@ -230,11 +236,13 @@ def write_images(folder: Path) -> dict[str, Path]:
     return {"data": folder / "imagenet", "masks": masks, "shifts": shifts, FEW: folder / FEW}
 
 
-def _image(path: Path, draw: np.random.Generator, side: int = 72) -> Path:
-    """A smooth random image."""
+def _image(path: Path, draw: np.random.Generator, side: int = 72, colour: Any = None) -> Path:
+    """A smooth random image, around a colour."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = draw.integers(0, 256, (4, 4, 3), dtype=np.uint8)
-    Image.fromarray(pixels).resize((side, side), Image.Resampling.BICUBIC).save(path)
+    pixels = draw.integers(0, 256, (4, 4, 3))
+    if colour is not None:
+        pixels = (pixels + 2 * colour) // 3
+    Image.fromarray(pixels.astype(np.uint8)).resize((side, side), Image.Resampling.BICUBIC).save(path)
     return path
 
 

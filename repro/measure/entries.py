@@ -45,7 +45,7 @@ from repro.measure.routing import measure_routing
 from repro.measure.segmentation import measure_segmentation
 from repro.measure.shift import has_budget, measure_shift
 from repro.store import TABLE, read_all
-from repro.study import MAIN, PRINTED, Entry, Places, Study, entries_of, reader_commands, test_records
+from repro.study import FOR_READERS, MAIN, PRINTED, Entry, Places, Study, entries_of, reader_commands, test_records
 
 KEPT = {".png", ".svg", ".pdf", ".csv", ".md", ".json", ".tex", ".html", ".txt"}
 """Suffixes of the files of a command that results keep."""
@@ -169,11 +169,16 @@ def _command(study: Study, entry: Entry, places: Places, results: Path) -> Comma
         precision="the command's",
         model=without_folders(entry.model),
         weights=_weights(places.model(entry)) if entry.model else None,
-        tables={name: _cells((made / name).read_text(encoding="utf-8")) for name in plan.tables},
+        tables={name: _cells(_read(made / name, places)) for name in plan.tables},
         figures=tuple(figures),
-        printed=(made / PRINTED).read_text(encoding="utf-8") if plan.printed else None,
+        printed=_read(made / PRINTED, places) if plan.printed else None,
         page=next((path.name for path in files if path.suffix == ".html"), None),
     )
+
+
+def _read(path: Path, places: Places) -> str:
+    """A text in which RUNS stands for the folder of this machine."""
+    return path.read_text(encoding="utf-8").replace(f"{places.runs}/", f"{FOR_READERS.runs}/")
 
 
 def _cells(markdown: str) -> tuple[tuple[str, ...], ...]:
