@@ -129,7 +129,7 @@ def measure(name: str, subject: dict[str, Any], timing: dict[str, Any]) -> dict[
         **throughput,
         **{key: value for key, value in measurement.latency().items() if key.endswith("_ms")},
         "peak_gib": peak,
-        "thresholds": routed.thresholds,
+        "thresholds": () if routed.alone is not None else routed.thresholds,
         "exit_shares": shares,
         "gmacs": gmacs,
     }
@@ -167,7 +167,8 @@ def _table(model: str, rows: Sequence[dict[str, Any]]) -> Table:
     ]
     engine = rows[0]
     title = f"{model} on {engine['hardware']}, torch {engine['torch']}; latency at batch 1"
-    return Table(title, columns, [{**row, "continuing": 1 - row["exit_shares"][0]} for row in rows])
+    shown = [{**row, "continuing": 1 - row["exit_shares"][0] if row["thresholds"] else None} for row in rows]
+    return Table(title, columns, shown)
 
 
 def _beside(engine: dict[str, Any], other: dict[str, Any]) -> str:

@@ -81,6 +81,7 @@ def test_a_baseline_is_measured_round_by_round(tmp_path, here, kind, names):
     else:
         assert [row["gmacs"] for row in rows.values()] == pytest.approx([sum(gmacs) / 2, gmacs[-1]])
     assert out.read_text().count(f"| {names[0]} |") == 1
+    assert "inf" not in out.read_text()
 
 
 def test_a_table_is_written_in_a_known_format(model, here, tmp_path):

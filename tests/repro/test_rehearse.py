@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from progresvit.analysis.registry import DIAGNOSTICS
 from repro import rehearse
 from repro.store import read_all
 from repro.study import entries_of, load_study, read_study
@@ -70,3 +71,5 @@ def test_the_whole_paper_runs_at_toy_size(tmp_path):
     plans = [*study.comparisons.values(), *study.frontiers.values(), *study.commands.values(), study.segmentation]
     assert all(f"## {plan.title}" in text for plan in plans)
     assert not list(rehearse.gaps(results, text))
+    inside = {path.stem for path in (results / "files" / "inside-192-240").glob("*.png")}
+    assert inside == DIAGNOSTICS.keys() - {"memory"}  # of a GPU
