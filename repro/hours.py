@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from progresvit.config import ModelTask
 from repro.equal import PASSES, dino_gmacs, step_gmacs
 from repro.study import Entry, Study, entries_of, read_study
 
@@ -72,7 +73,7 @@ def run_hours(study: Study, run: str) -> float:
     images = IMAGES[study.place_of(run)]
     if plan.of is not None:
         return images * PROBE_EPOCHS * gmacs[-1] / _rate() / 3600 if plan.task == "linear" else 0.0
-    epochs = recipe["schedule"]["epochs"] + recipe["schedule"]["cooldown"]
+    epochs: int = recipe["schedule"]["epochs"] + recipe["schedule"]["cooldown"]
     if recipe["task"] == "dino":
         return images * epochs * dino_gmacs(recipe) / _dino_rate(study) / 3600
     step = step_gmacs(gmacs, recipe, routed=routed)
@@ -108,7 +109,7 @@ def _network_of(name: str, run: str) -> tuple[tuple[float, ...], int, bool]:
     from progresvit.model.registry import build
 
     recipe = read_study(name).load_recipe_of(run)
-    task = "segmentation" if recipe.task == "segmentation" else "classification"
+    task: ModelTask = "segmentation" if recipe.task == "segmentation" else "classification"
     classes = 150 if task == "segmentation" else 1000
     with torch.device("meta"):
         model = build(recipe.model.config(num_classes=classes, class_ids=None, labels=None, task=task))

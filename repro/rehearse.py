@@ -55,7 +55,7 @@ SIDES = {128: 16, 160: 32, 192: 32, 224: 48, 240: 48, 384: 64, 448: 64, 512: 80,
 """Resolutions of toy models."""
 DEPTH, HEADS = 2, 3
 """Blocks of toy models, and the number of heads of which they have one."""
-TOYS = {
+TOYS: dict[str, dict[str, Any]] = {
     "deit_tiny_patch16_224.fb_in1k": {"heads": 3, "resolution": 224},
     "deit_small_patch16_224.fb_in1k": {"heads": 6, "resolution": 224},
     "deit_base_patch16_224.fb_in1k": {"heads": 12, "resolution": 224},
@@ -142,7 +142,7 @@ def toy_recipe(study: Study, run: str, starts: Mapping[str, Path]) -> list[str]:
         ]
     if model.input_resolution is not None:
         changes.append(f"model.input_resolution={SIDES[model.input_resolution]}")
-    if model.start in starts:
+    if model.start is not None and model.start in starts:
         changes.append(f"model.start={starts[model.start]}")
     if recipe.run.precision == "tf32":
         changes.append("run.precision=fp32")  # a CPU has no other
@@ -185,9 +185,9 @@ def write_toys(folder: Path) -> dict[str, Path]:
     names = tuple(ImageNetInfo().label_names())
     folders = {}
     for name, about in TOYS.items():
-        heads = _toy_heads(int(about["heads"]))
+        heads = _toy_heads(about["heads"])
         config = ModelConfig(
-            rounds=make_rounds([SIDES[int(about["resolution"])]], [heads]),
+            rounds=make_rounds([SIDES[about["resolution"]]], [heads]),
             heads=heads,
             depth=DEPTH,
             psg=False,
@@ -219,10 +219,10 @@ def write_images(folder: Path) -> dict[str, Path]:
         **{shifts / "imagenet-c" / name / "3": wnids for name in CORRUPTIONS},
     }
     layouts |= {folder / FEW / split: wnids[:FEW_CLASSES] * FEW_IMAGES for split in ("train", "val")}
-    for split, classes in layouts.items():
+    for place, classes in layouts.items():
         for number, name in enumerate(classes):
-            (split / name).mkdir(parents=True, exist_ok=True)
-            os.link(files[draw.integers(len(files))], split / name / f"{split.name}_{number:04}.jpg")
+            (place / name).mkdir(parents=True, exist_ok=True)
+            os.link(files[draw.integers(len(files))], place / name / f"{place.name}_{number:04}.jpg")
     masks = folder / "ADEChallengeData2016"
     for split, count in zip(("training", "validation"), MASKS):
         for number in range(count):

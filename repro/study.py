@@ -631,14 +631,14 @@ def commands_of(study: Study, entry: Entry, places: Places) -> list[Command]:
         learned = [_evaluate(entry, places, f"{entry.name}-train", "--split", "train", *sample)]
         return [evaluation, *(learned if study.routing[entry.key].learned_from else [])]
     shift, out = study.shift[entry.key], places.shift(entry.name)
-    words = ["shift", places.model(entry), "--suite", "generated", "--data", places.data, "--out", str(out)]
+    shifting = ["shift", places.model(entry), "--suite", "generated", "--data", places.data, "--out", str(out)]
     if shift.corruptions != CORRUPTIONS:
-        words += ["--corruptions", ",".join(shift.corruptions)]
+        shifting += ["--corruptions", ",".join(shift.corruptions)]
     if shift.severities != SEVERITIES:
-        words += ["--severities", ",".join(map(str, shift.severities))]
+        shifting += ["--severities", ",".join(map(str, shift.severities))]
     if shift.cache:
-        words += ["--cache", str(places.corrupted)]
-    return [evaluation, Command(words=tuple(words), makes=out / "shift.json")]
+        shifting += ["--cache", str(places.corrupted)]
+    return [evaluation, Command(words=tuple(shifting), makes=out / "shift.json")]
 
 
 def _command(study: Study, entry: Entry, places: Places) -> Command:

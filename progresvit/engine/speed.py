@@ -117,7 +117,7 @@ class TimedModel:
     ) -> None:
         self.eager, self.batch, self.alone = eager, batch, alone
         manifest = Manifest.read(Path(model).expanduser()) if isinstance(model, str) and is_export(model) else None
-        self._source: ProgResViT | Path
+        self._source: Any
         self.model: Any
         if manifest is None:
             find = api.load if eager and isinstance(model, str) and model not in PRESETS else find_model
