@@ -24,6 +24,7 @@ def test_a_row_has_what_the_neighbour_and_the_attackers_got(tmp_path):
     with suppress(SystemExit):  # a busy machine may take longer than is required
         attacks.main(["formats", "--seconds", "1", "--out", str(out), "--", "--threads", "1"])
     (row,) = json.loads(out.read_text())["rows"]
-    assert set(row["answers"]) <= {"415", "422", "429"}
+    assert "415" in row["answers"]
+    assert set(row["answers"]) <= {"415", "422", "429", "503"}  # 503: the server stops while it is still attacked
     assert row["neighbour_answers"] >= 1
     assert row["most_mb"] > 100
