@@ -109,7 +109,7 @@ def toy_study(study: Study, values: Mapping[str, Any], starts: Mapping[str, Path
         elif run.merge is not None:
             changed["merge"] = [MERGE[merge] for merge in run.merge]
         elif run.task == "linear":
-            changed["evaluate"] = [*run.evaluate, "--epochs", "1"]
+            changed["evaluate"] = [*run.evaluate, "--epochs", "1", "--blocks", str(DEPTH)]
     toy["places"][FEW] = "a few classes"
     for routing in toy["routing"].values():
         routing["learned_images"] = 1000
