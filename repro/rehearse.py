@@ -71,13 +71,19 @@ ALL = (
 TASKS = {
     "segmentation": ("optimizer.batch=4", "run.evaluate_every=1"),
     "dino": (
-        *("optimizer.batch=50", "run.evaluate_every=1", "task_options.local_side=24", "task_options.local_crops=2"),
+        *(
+            "schedule.epochs=2",
+            "optimizer.batch=50",
+            "run.evaluate_every=1",
+            "task_options.local_side=24",
+            "task_options.local_crops=2",
+        ),
         *("task_options.prototypes=64", "task_options.hidden=32", "task_options.bottleneck=16"),
     ),
     "dynabert": ("optimizer.batch=50", "optimizer.lr=0.02", "ema=0.8", "task_options.importance_batches=1"),
 }
 """Changes to the recipes of a task."""
-OTHERS = ("optimizer.batch=50", "optimizer.lr=0.02", "ema=0.8")
+OTHERS = ("optimizer.batch=50", "optimizer.lr=0.02", "ema=0.8", "schedule.epochs=2")
 MERGE = {4: 1, 8: 2, 13: 3}
 WORDS = {"--images": "40", "--batch": "8", "--seconds": "0.05"}
 """Values of options of commands."""

@@ -39,7 +39,7 @@ def test_toy_models_keep_rounds_tasks_and_starts(toy):
         assert (ours.task, ours.model.kind, ours.model.psg) == (real.task, real.model.kind, real.model.psg)
         assert (ours.model.start is None) == (real.model.start is None), run
         assert ours.model.start not in rehearse.TOYS, run  # nothing is downloaded
-        assert ours.schedule.epochs == 1
+        assert ours.schedule.epochs <= 2
 
 
 @pytest.mark.parametrize(
