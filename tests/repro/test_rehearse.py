@@ -21,7 +21,8 @@ def toy(tmp_path_factory):
     """The study of the rehearsal."""
     file = tmp_path_factory.mktemp("toy") / "study.yaml"
     values = yaml.safe_load((REPRO / "runs" / "paper.yaml").read_text(encoding="utf-8"))
-    file.write_text(yaml.safe_dump(rehearse.toy_study(read_study("paper"), values, STARTS)), encoding="utf-8")
+    toy = rehearse.toy_study(read_study("paper"), values, STARTS)
+    file.write_text(yaml.safe_dump(toy, sort_keys=False), encoding="utf-8")
     return load_study(file)
 
 
