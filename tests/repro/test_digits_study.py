@@ -221,11 +221,10 @@ def test_another_study_beside_those_results_is_refused(done, digits, study, chan
     assert message in str(error.value)
 
 
-def test_missing_data_is_an_error_in_the_commands_own_words(study, tmp_path):
-    code, printed = carry_out(study, tmp_path / "nowhere", "full", runs=tmp_path / "runs")
-    assert code != 0
-    assert "nowhere" in printed
-    assert not (tmp_path / "runs" / "results" / "full-42.json").exists()
+def test_missing_data_is_an_error_before_anything_runs(study, tmp_path):
+    with pytest.raises(InvalidDodoFile, match=r"no images at .*nowhere, which full-42, routing, shift need"):
+        carry_out(study, tmp_path / "nowhere", "full", runs=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_results_are_json_that_any_reader_knows(done):
