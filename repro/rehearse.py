@@ -305,7 +305,9 @@ def run_study(folder: Path, jobs: int, names: Sequence[str]) -> int:
     spec.loader.exec_module(dodo)
     dodo.start = Fork  # type: ignore[attr-defined]
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    streams = sys.stdout, sys.stderr
     code: int = DoitMain(ModuleTaskLoader(vars(dodo))).run(["run", "-n", str(jobs), *names])
+    sys.stdout, sys.stderr = streams  # doit's threads may leave their own behind
     return code
 
 
