@@ -69,6 +69,8 @@ class Variables(Section):
     """Processes of one command, under torchrun: one training on several GPUs."""
     workers: int | None = None
     """Processes that decode images, of one evaluation."""
+    precision: str | None = None
+    """Precision of evaluations, such as tf32; by default that of progresvit evaluate. A recipe has its own."""
     device: str | None = None
     """cpu or cuda; by default cuda where there is one."""
 
@@ -216,6 +218,8 @@ def progresvit(entry: Entry, command: Command) -> TaskFailed | None:
         words.append("--overwrite")
     if GIVEN.device is not None and "--device" in known:
         words += ["--device", GIVEN.device]
+    if GIVEN.precision is not None and command.words[0] in ("evaluate", "shift"):
+        words += ["--precision", GIVEN.precision]
     if GIVEN.workers is not None and "--workers" in known:
         words += ["--workers", str(GIVEN.workers)]
     if entry.kind != "command":

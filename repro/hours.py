@@ -1,4 +1,4 @@
-"""What the study of the whole paper takes: GPU-hours and disk, from MACs of its recipes and two measured speeds.
+"""What the study of the whole paper takes: GPU-hours and disk, from MACs of its recipes and three measured speeds.
 
 The speeds are those of docs/train.md on one H200. A training is scaled from the one that is nearest to it by the
 multiply-accumulates of a step. Low resolutions and small batches run at fewer MACs a second than this assumes.
@@ -19,8 +19,9 @@ from repro.study import Entry, Study, entries_of, read_study
 STUDY = "paper"
 IMAGES = {"data": 1_281_167, "masks": 20_210}
 """Training images of ImageNet-1K and of ADE20K."""
-MEASURED, MEASURED_DINO = 4075, 438
-"""Images a second of ``192_240`` from JPEG files (compiled) and of ``dino_192_240`` with ten crops, both in bf16."""
+MEASURED, MEASURED_DINO = {"tf32": 2299, "bf16": 4075}, 438
+"""Images a second of ``192_240`` by precision (compiled; bf16 from JPEG files, tf32 from synthetic images), and of
+``dino_192_240`` with ten crops in bf16."""
 PROBE_EPOCHS = 100
 """Default of progresvit evaluate --task linear."""
 COPIES = 5
@@ -72,7 +73,7 @@ def run_hours(study: Study, run: str) -> float:
     gmacs, _, routed = _network(study, run)
     images = IMAGES[study.place_of(run)]
     if plan.of is not None:
-        return images * PROBE_EPOCHS * gmacs[-1] / _rate() / 3600 if plan.task == "linear" else 0.0
+        return images * PROBE_EPOCHS * gmacs[-1] / _rate("tf32") / 3600 if plan.task == "linear" else 0.0
     epochs: int = recipe["schedule"]["epochs"] + recipe["schedule"]["cooldown"]
     if recipe["task"] == "dino":
         return images * epochs * dino_gmacs(recipe) / _dino_rate(study) / 3600
@@ -81,15 +82,15 @@ def run_hours(study: Study, run: str) -> float:
         step = gmacs[-1]
     if recipe["distillation"] is not None:
         step += _teacher_gmacs(str(recipe["distillation"]["teacher"]))
-    return images * epochs * step / _rate() / 3600
+    return images * epochs * step / _rate(recipe["run"]["precision"]) / 3600
 
 
-def _rate() -> float:
+def _rate(precision: str) -> float:
     """GMACs a second of a supervised training."""
     from progresvit.compute import cumulative_gmacs
     from progresvit.config import PRESETS
 
-    return MEASURED * PASSES * cumulative_gmacs(PRESETS["progresvit_small_192_240"])[-1]
+    return MEASURED[precision] * PASSES * cumulative_gmacs(PRESETS["progresvit_small_192_240"])[-1]
 
 
 def _dino_rate(study: Study) -> float:

@@ -215,9 +215,9 @@ def _widen(key: str, value: Tensor, own: Tensor) -> Tensor:
     parts = 3 if ".attn.qkv." in key else 1  # Q, K and V have a leading part each
     if value.ndim != own.ndim or value.shape[0] % parts or any(n > w for n, w in zip(value.shape, own.shape)):
         return value  # does not fit, as the caller will say
-    wide, narrow = own.clone().unflatten(0, (parts, -1)), value.unflatten(0, (parts, -1))
-    wide[tuple(slice(size) for size in narrow.shape)] = narrow.to(wide)
-    return wide.flatten(0, 1)
+    wide, narrow = own.clone(), value.unflatten(0, (parts, -1))
+    wide.unflatten(0, (parts, -1))[tuple(slice(size) for size in narrow.shape)] = narrow.to(wide)
+    return wide
 
 
 def _fits(value: Tensor, own: Tensor) -> bool:
