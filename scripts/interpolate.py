@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def make_start(run: Path, trained: RoundModel, start: str | None = None) -> RoundModel:
     """The model before the first step of a run."""
-    recipe = load_recipe(str(run / RECIPE_FILE), [] if start is None else [f"model.start={start}"])
+    recipe = load_recipe(str(run / RECIPE_FILE), [] if start is None else [f"model.start={start}"], stored=True)
     if recipe.distillation is not None and recipe.distillation.classes == "teacher":
         raise SystemExit("error: the run trained with more classes than it saved, so its start cannot be made again.")
     seed_all(Draw.START, recipe.seed)

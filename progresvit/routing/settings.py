@@ -211,6 +211,8 @@ class Setting(Calibrated):
         In float32 all built-in backends give the same answers up to rounding, so they count below that only. One of
         your own, which has an import string, always counts.
         """
+        if precision == "fp32" and self.precision == "tf32" and not self.is_certified:
+            precision = "tf32"  # engines run in fp32 what was trained in tf32; it differs by rounding
         used: dict[str, str | None] = {"preprocessing_sha256": preprocessing_sha256, "precision": precision}
         if precision == self.precision != "fp32" or is_import_string(backend):
             used |= {"backend": backend, "graphs_sha256": graphs_sha256}

@@ -29,6 +29,8 @@ from progresvit.training.tasks.registry import check_task
 
 _RENAMED = {"own_pictures": "own_images"}
 """Earlier names of bundled recipes."""
+_EARLIER: dict[str, dict[str, Any]] = {"model": {"start_gates": "torch"}, "augment": {"erase_before_mixing": True}}
+"""By section, keys whose default is not what all runs did before the key existed, and what they did."""
 
 _Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
 _Heads = Annotated[int, Field(ge=1, le=MAX_HEADS)]
@@ -374,13 +376,16 @@ class Recipe(Section):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
 
-def load_recipe(source: str, overrides: Sequence[str] = ()) -> Recipe:
-    """Load a bundled recipe by name, or a file by path. ``overrides`` are ``a.b=value`` with a YAML value."""
+def load_recipe(source: str, overrides: Sequence[str] = (), *, stored: bool = False) -> Recipe:
+    """Load a bundled recipe by name, or a file by path. ``overrides`` are ``a.b=value`` with a YAML value.
+
+    ``stored`` is that of ``make_recipe``.
+    """
     path = find_file(_RENAMED.get(source, source), bundled_recipes(), "recipe")
     values = read_mapping(path, "recipe", "model: and schedule:")
     for override in overrides:
         _override(values, override)
-    return make_recipe(values, origin=f"{path} with overrides" if overrides else str(path))
+    return make_recipe(values, origin=f"{path} with overrides" if overrides else str(path), stored=stored)
 
 
 def make_recipe(values: Mapping[str, Any], *, origin: str, stored: bool = False) -> Recipe:
@@ -390,31 +395,26 @@ def make_recipe(values: Mapping[str, Any], *, origin: str, stored: bool = False)
     that all runs had before it.
     """
     if stored:
-        values = {**values, **{name: {**values[name], **keys} for name, keys in _before(values).items()}}
+        values = {**values, **_before(values)}
     return parse(Recipe, values, origin=origin)
 
 
-def as_began(recipe: Recipe, stored: Mapping[str, Any]) -> Recipe:
-    """The recipe of a run that goes on: keys newer than the run, which ``stored`` it, keep what the run began with.
-
-    A key that the recipe sets keeps the recipe's value.
-    """
+def as_began(recipe: Recipe, began: Recipe) -> Recipe:
+    """The recipe of a run that goes on. ``_EARLIER`` keys that it does not set keep what the run began with."""
     changes = {}
-    for name, keys in _before(stored).items():
-        section = getattr(recipe, name)
-        changes[name] = section.model_copy(update={k: v for k, v in keys.items() if k not in section.model_fields_set})
+    for name, keys in _EARLIER.items():
+        section, before = getattr(recipe, name), getattr(began, name)
+        kept = {key: getattr(before, key) for key in keys if key not in section.model_fields_set}
+        changes[name] = section.model_copy(update=kept)
     return recipe.model_copy(update=changes)
 
 
 def _before(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Keys by section that ``stored`` lacks, with the values of all runs before them, where the default is another."""
-    earlier: dict[str, dict[str, Any]] = {"model": {"start_gates": "torch"}}
-    augment = stored.get("augment")
-    if isinstance(augment, Mapping) and augment.get("erasing"):
-        earlier["augment"] = {"erase_before_mixing": True}
-    sections = {name: stored[name] for name in earlier if isinstance(stored.get(name), Mapping)}
-    missing = {name: {k: v for k, v in earlier[name].items() if k not in section} for name, section in sections.items()}
-    return {name: keys for name, keys in missing.items() if keys}
+    """The sections of a stored recipe that lack an ``_EARLIER`` key, with its earlier value."""
+    sections = {name: stored[name] for name in _EARLIER if isinstance(stored.get(name), Mapping)}
+    if not sections.get("augment", {}).get("erasing"):
+        sections.pop("augment", None)  # nothing was erased, so there is no order
+    return {name: {**_EARLIER[name], **section} for name, section in sections.items()}
 
 
 def bundled_recipes() -> dict[str, Path]:

@@ -71,7 +71,7 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
                 f"{out / RECIPE_FILE} is damaged ({error}); restore the recipe of the run, or pass overwrite=True."
             ) from error
         began = _read_recipe(before, out)
-        recipe = as_began(recipe, before)
+        recipe = as_began(recipe, began)
         before = yaml.safe_load(began.to_yaml())  # adds keys that are newer than the run
         differing = changed_keys(before, yaml.safe_load(recipe.to_yaml()))
         if differing:

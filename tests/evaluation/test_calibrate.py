@@ -32,6 +32,16 @@ def test_a_setting_says_what_it_is_bound_to_and_comes_back(tmp_path):
     )
 
 
+def test_a_threshold_of_tf32_is_used_in_float32_but_its_certificate_is_not():
+    records = make_records(3000)
+    records = replace(records, header=replace(records.header, precision="tf32"))
+    used = {"preprocessing_sha256": records.header.preprocessing_sha256}
+    threshold, certificate = calibrate_exit_share(records, 0.5), calibrate_guarantee(records, epsilon=0.05, delta=0.05)
+    assert threshold.caveat(**used, precision="fp32") is None
+    assert "other precision: expect other results" in threshold.caveat(**used, precision="bf16")
+    assert "other precision: the certificate does not hold" in certificate.caveat(**used, precision="fp32")
+
+
 def test_below_float32_a_setting_is_bound_to_the_backend_and_the_graphs(tmp_path):
     records = make_records(3000)
     known = {"precision": "int8", "backend": "openvino", "graphs_sha256": "g"}

@@ -168,7 +168,7 @@ COMMANDS = {
 
 
 def test_what_a_command_uses_is_made_first(study, tmp_path):
-    (tmp_path / "study.yaml").write_text(yaml.safe_dump(STUDY | {"routing": {}, "commands": COMMANDS}))
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(STUDY | {"routing": {}, "commands": COMMANDS}, sort_keys=False))
     assert study("table") == 0
     assert study.done == ["train one-1", "evaluate one-1", "frontier table", "measure table"]
     assert study("speed") == 0
@@ -177,11 +177,11 @@ def test_what_a_command_uses_is_made_first(study, tmp_path):
     (study.runs / "made" / "table" / "printed.txt").unlink()
     (study.results / "speed-it.json").unlink()
     assert study("speed") == 0
-    assert study.done == ["frontier table", "bench speed-it", "measure speed-it"]
+    assert study.done == ["frontier table", "measure speed-it"]  # the table is made again and is the same
 
 
 def test_records_that_a_command_reads_are_made_again_although_they_were_measured(study, tmp_path):
-    (tmp_path / "study.yaml").write_text(yaml.safe_dump(STUDY | {"routing": {}, "commands": COMMANDS}))
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(STUDY | {"routing": {}, "commands": COMMANDS}, sort_keys=False))
     study.results.mkdir(parents=True)
     (study.results / "one-1.json").touch()
     assert study("table") == 0

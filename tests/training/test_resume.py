@@ -61,14 +61,17 @@ def test_a_run_from_before_a_key_existed_resumes(digits, out):
 
 
 @pytest.mark.slow
-def test_a_run_from_before_erasing_moved_behind_mixing_goes_on_as_it_began(digits, out):
-    path = out / "recipe.yaml"
-    older = [line for line in path.read_text().splitlines() if "erase_before_mixing" not in line]
+def test_a_run_from_before_defaults_changed_goes_on_as_it_began(digits, out):
+    path, newer = out / "recipe.yaml", ("erase_before_mixing", "start_gates")
+    older = [line for line in path.read_text().splitlines() if not any(key in line for key in newer)]
     path.write_text("\n".join(older))
+    assert load_recipe(str(path), stored=True).augment.erase_before_mixing
     with pytest.raises(ValueError, match=r"another recipe \(augment\.erase_before_mixing\)"):
         run(recipe(augment={"erase_before_mixing": False}), digits, out, resume=True)
-    run(recipe(), digits, out, resume=True)
-    assert load_recipe(str(path)).augment.erase_before_mixing
+    for _ in range(2):  # the first writes the new keys into the recipe
+        run(recipe(), digits, out, resume=True)
+        began = load_recipe(str(path))
+        assert (began.augment.erase_before_mixing, began.model.start_gates) == (True, "torch")
 
 
 def start(out, digits, *options):
