@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,7 @@ from progresvit.io.model_folder import (
     BUNDLED,
     CONFIG_FILE,
     DEFAULT_MODEL,
-    PICKLE_SUFFIXES,
-    WEIGHTS_FILE,
+    MODEL_FILES,
     Source,
     bundled_folder,
     find_folder,
@@ -24,6 +24,10 @@ from progresvit.model.saving import load_folder
 from progresvit.model.vit import ProgResViT
 
 __all__ = ["BUNDLED", "DEFAULT_MODEL", "as_progresvit", "bundled_folder", "create_model", "load", "load_with_folder"]
+
+
+_TIMM_NAME = re.compile(r"^(vit|deit|flexivit)|_patch\d")
+"""What names of transformers on patches have."""
 
 
 def create_model(name: str, *, drop_path: float = 0.0, **fields: Any) -> ProgResViT:
@@ -59,13 +63,16 @@ def load_with_folder(source: Source | None = None, *, revision: str | None = Non
             from progresvit.interop.plain import from_timm
 
             return from_timm(str(source)), None
-    folder = bundled_folder() if source is None else find_folder(source, revision=revision)
+    on_hub = source is not None and not is_local(source)
+    files = (CONFIG_FILE,) if on_hub else MODEL_FILES  # of a repository first what it is
+    folder = bundled_folder() if source is None else find_folder(source, revision=revision, files=files)
     if not is_foreign(folder):
+        folder = find_folder(source, revision=revision) if source is not None and on_hub else folder
         return load_folder(folder), folder
-    from progresvit.interop.official import load_foreign_folder
+    from progresvit.interop.official import find_foreign, load_foreign_folder
 
-    if source is not None and not is_local(source) and not (folder / WEIGHTS_FILE).is_file():
-        folder = find_folder(source, revision=revision, files=[CONFIG_FILE, *(f"*{end}" for end in PICKLE_SUFFIXES)])
+    if source is not None and on_hub:
+        folder = find_foreign(source, revision=revision)
     return load_foreign_folder(folder), folder
 
 
@@ -76,8 +83,14 @@ def is_weights_file(source: Source) -> bool:
 
 
 def is_timm_name(source: Source) -> bool:
-    """Whether ``source`` is the name of a model of timm. Names with slashes, and names of files, are not."""
-    if not isinstance(source, str) or source in (*PRESETS, ARCHITECTURE) or "/" in source or Path(source).exists():
+    """Whether ``source`` is the name of a model of timm that may be a plain ViT.
+
+    Names with slashes, and names of files, are not. For other names than those of transformers on patches, timm is not
+    imported, which takes seconds.
+    """
+    if not isinstance(source, str) or not _TIMM_NAME.search(source) or "/" in source or Path(source).exists():
+        return False
+    if source in (*PRESETS, ARCHITECTURE):
         return False
     import progresvit._torchvision  # noqa: F401  (ahead of timm)
 

@@ -41,4 +41,7 @@ def import_official(
     described = [f"{round_.resolution} px × {getattr(round_, 'heads', '?')} heads" for round_ in model.config.rounds]
     rounds = (" → " if model.config.routable else ", ").join(described)
     output.echo(f"{rounds}, {model.config.num_classes} classes")
+    entry = getattr(model, "timm_entry", None)
+    mean = ", ".join(f"{value:g}" for value in model.config.mean)
+    output.echo(f"{f'timm entry {entry}: ' if entry else ''}crop {model.config.crop:g}, mean {mean}")
     output.echo(f'{folder} is ready: progresvit info {folder}, or progresvit.load("{folder}") in Python')

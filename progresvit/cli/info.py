@@ -149,6 +149,11 @@ def find_config(source: str) -> BaseConfig:
         folder = find_folder(source, files=(CONFIG_FILE,))
         if not is_foreign(folder):
             return read_config(folder)
+        from progresvit.interop.official import foreign_config
+
+        config = foreign_config(folder)
+        if config is not None:
+            return config
     from progresvit.api import load
 
     return load(source).config  # the rounds follow from the weights

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from progresvit.config import HEAD_WIDTH, OFFICIAL_MODELS, BaseConfig, ModelTask
 from progresvit.interop.official import import_official, is_official_file, load_foreign_folder, load_official
-from progresvit.interop.plain import PLAIN_KEYS
+from progresvit.interop.plain import PLAIN_KEYS, download_timm
 from progresvit.io.model_folder import BUNDLED, find_folder, is_foreign, is_local
 from progresvit.io.parse import did_you_mean
 from progresvit.io.weights import WEIGHT_SUFFIXES, read_weights
@@ -157,15 +157,7 @@ def _read(source: str) -> nn.Module | Weights:
             f"timm has no model {source!r}, and there is no such file, folder or bundled model; "
             f"{did_you_mean(source, BUNDLED)} timm.list_models('*deit*') lists timm's models that fit."
         )
-    try:
-        module: nn.Module = timm.create_model(source, pretrained=True)
-    except Exception as error:  # without a network, timm and the hub raise many kinds
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        raise ValueError(
-            f"timm cannot load the weights of {source} ({reason}); check the name (timm.list_pretrained) and the "
-            "network, or set model.start=FILE to a file of them."
-        ) from error
-    return module
+    return download_timm(source)
 
 
 @torch.no_grad()

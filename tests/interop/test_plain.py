@@ -1,5 +1,6 @@
 """Plain ViTs of timm as models of one round: answers as timm's own, by timm's own images."""
 
+import argparse
 import json
 import os
 import warnings
@@ -20,6 +21,7 @@ from progresvit.evaluation import read_records
 from progresvit.interop import from_timm, import_official, start_from
 from progresvit.interop.plain import _PLAIN_NAMES, config_from_timm, timm_name
 from tests.commands import refused, works
+from tests.interop.authors import Trap
 from tests.serving.conftest import encode, running
 
 SMALL = {"depth": 2, "img_size": 64}
@@ -173,25 +175,94 @@ def test_a_pickle_of_weights_in_a_folder_is_read_as_tensors(tmp_path):
 
 def test_a_file_takes_architecture_and_preprocessing_from_its_name(tmp_path):
     weights = random_vit("deit_tiny_patch16_224", num_classes=5).state_dict()
-    path = tmp_path / "deit_tiny_patch16_224.fb_in1k-mine.safetensors"
+    path = tmp_path / "deit_tiny_patch16_224.fb_in1k.safetensors"
     save_file(weights, path)
     model = progresvit.load(path)
     assert (model.config.num_classes, model.config.mean) == (5, progresvit.config.IMAGENET_MEAN)
     assert torch.equal(model.head.weight, weights["head.weight"])
-    assert "224 px × 3 heads, 5 classes" in works("import-official", path, "--out", tmp_path / "tiny")
+    printed = works("import-official", path, "--out", tmp_path / "tiny")
+    assert "224 px × 3 heads, 5 classes" in printed
+    assert "timm entry deit_tiny_patch16_224.fb_in1k: crop 0.9, mean 0.485, 0.456, 0.406" in printed
     assert progresvit.load(tmp_path / "tiny").config == model.config
     torch.save(weights, tmp_path / "vit_tiny_patch16_224.pth")
     assert import_official(tmp_path / "vit_tiny_patch16_224.pth").config.mean == (0.5,) * 3
     path.rename(tmp_path / "my_best.safetensors")
-    with pytest.raises(ValueError, match=r"Rename it, so that its name begins with timm's name"):
+    with pytest.raises(ValueError, match=r"Rename it to timm's name of the model"):
         progresvit.load(tmp_path / "my_best.safetensors")
 
 
-def test_the_longest_name_that_a_file_begins_with_counts():
-    assert timm_name("deit_tiny_patch16_224-a1311bcf.pth") == "deit_tiny_patch16_224"
-    assert timm_name("vit_base_patch16_224.augreg_in21k.safetensors") == "vit_base_patch16_224.augreg_in21k"
-    assert timm_name("vit_base_patch16_224_miil.safetensors") == "vit_base_patch16_224_miil"
-    assert timm_name("vit_base_patch16_2240.safetensors") is None
+def test_a_file_is_named_as_timms_entry():
+    for name, entry in {
+        "deit_tiny_patch16_224-a1311bcf.pth": "deit_tiny_patch16_224",
+        "vit_base_patch16_224.augreg_in21k.safetensors": "vit_base_patch16_224.augreg_in21k",
+        "vit_base_patch16_224_miil.pth.tar": "vit_base_patch16_224_miil",
+        "vit_small_patch16_224_dino.safetensors": "vit_small_patch16_224_dino",
+    }.items():
+        assert timm_name(Path(name)) == entry
+
+
+@pytest.mark.parametrize("rest", ["-mine", "_dinosaur", ".nosuch", ".augreg_in21k-mine", "0"])
+def test_another_name_of_a_file_is_refused_with_timms_entries(rest):
+    with pytest.raises(ValueError, match=r"Rename the file to .*, vit_tiny_patch16_224\.augreg_in21k\.safetensors"):
+        timm_name(Path(f"vit_tiny_patch16_224{rest}.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "crop"),
+    [("vit_small_patch16_224_dino", 0.485, 0.9), ("deit3_small_patch16_224_in21ft1k", 0.485, 1.0)],
+)
+def test_a_former_name_of_timm_takes_the_entry_that_it_became(name, mean, crop, tmp_path):
+    architecture = name.rsplit("_", 1)[0]
+    save_file(random_vit(architecture).state_dict(), tmp_path / f"{name}.safetensors")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        config = progresvit.load(tmp_path / f"{name}.safetensors").config
+    assert (config.mean[0], config.crop) == (mean, crop)
+
+
+def test_a_checkpoint_of_timms_training_script_keeps_its_preprocessing(tmp_path):
+    options = {"model": "deit_tiny_patch16_224", "mean": [0.25], "std": [0.5, 0.6, 0.7], "crop_pct": 0.8}
+    full = {**options, "img_size": 64, "interpolation": ""}
+    weights = random_vit("deit_tiny_patch16_224", img_size=64).state_dict()
+    torch.save({"args": argparse.Namespace(**full), "state_dict": weights}, tmp_path / "model_best.pth.tar")
+    config = import_official(tmp_path / "model_best.pth.tar").config
+    assert (config.mean, config.std, config.crop) == ((0.25,) * 3, (0.5, 0.6, 0.7), 0.8)
+    bilinear = argparse.Namespace(**{**full, "interpolation": "bilinear"})
+    torch.save({"args": bilinear, "state_dict": weights}, tmp_path / "model_best.pth.tar")
+    with pytest.raises(ValueError, match="interpolation bilinear"):
+        import_official(tmp_path / "model_best.pth.tar")
+
+
+def test_a_folder_of_timm_opens_no_file_that_it_names(tmp_path):
+    sprung, changes = tmp_path / "sprung", {**SMALL, "depth": 1}
+    folder = folder_of(random_vit("vit_tiny_patch16_224", **changes), tmp_path / "vit", changes)
+    torch.save({"state_dict": Trap(sprung)}, tmp_path / "trap.pth")
+    change_cfg(folder, file=str(tmp_path / "trap.pth"), url="https://example.com/trap.pth", custom_load=True)
+    assert progresvit.load(folder).config.depth == 1
+    change(folder, model_args={**changes, "checkpoint_path": str(tmp_path / "trap.pth")})
+    with pytest.raises(ValueError, match="model_args: checkpoint_path: unknown key"):
+        progresvit.load(folder)
+    assert not sprung.exists()
+
+
+def test_a_folder_of_timm_is_judged_before_its_weights_are_read(tmp_path):
+    changes = {**SMALL, "depth": 1}
+    folder = folder_of(random_vit("vit_tiny_patch16_224", **changes), tmp_path / "vit", changes)
+    (folder / "model.safetensors").write_bytes(b"cut")
+    assert "round 1" in works("info", folder)  # from config.json alone
+    change_cfg(folder, interpolation="bilinear")
+    with pytest.raises(ValueError, match="interpolation bilinear"):
+        progresvit.load(folder)
+
+
+def test_the_weights_in_a_folder_are_refused_with_the_folder(tmp_path):
+    changes = {**SMALL, "depth": 1}
+    folder = folder_of(random_vit("vit_tiny_patch16_224", **changes), tmp_path / "vit", changes)
+    ours = works("import-official", folder, "--out", tmp_path / "ours") and tmp_path / "ours"
+    for part in (folder, ours, progresvit.api.bundled_folder()):
+        with pytest.raises(ValueError, match=f"a part of the model folder {part}; give the folder"):
+            progresvit.load(part / "model.safetensors")
+    refused(f"{ours} is a model folder already", "import-official", ours, "--out", tmp_path / "again")
 
 
 @pytest.mark.parametrize(
@@ -227,6 +298,8 @@ def test_every_plain_vit_that_errors_suggest_is_one():
         ({"global_pool": "avg", "fc_norm": False}, "pooled by 'avg'"),
         ({"block_fn": timm.models.vision_transformer.ResPostBlock}, "ResPostBlock"),
         ({"img_size": (64, 96)}, "64x96 pixels"),
+        ({"pos_embed": "none"}, "lacks pos_embed"),
+        ({"proj_bias": False}, r"lacks blocks\.0\.attn\.proj\.bias"),
     ],
 )
 def test_differences_that_names_of_weights_do_not_show_are_refused(options, difference):
@@ -238,6 +311,10 @@ def test_differences_that_names_of_weights_do_not_show_are_refused(options, diff
 def change(folder, **changes):
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**values, **changes}))
+
+
+def change_cfg(folder, **changes):
+    change(folder, pretrained_cfg={**json.loads((folder / "config.json").read_text())["pretrained_cfg"], **changes})
 
 
 DAMAGES = {
@@ -258,7 +335,23 @@ DAMAGES = {
     "no name": (lambda folder: change(folder, architecture=None), "neither timm nor this package"),
     "no preprocessing": (lambda folder: change(folder, pretrained_cfg=None), "has no pretrained_cfg"),
     "another preprocessing": (lambda folder: change(folder, pretrained_cfg={"mean": "grey"}), "mean"),
-    "an unknown argument": (lambda folder: change(folder, model_args={"depht": 3}), "timm cannot build"),
+    "an unknown argument": (lambda folder: change(folder, model_args={"depht": 3}), "did you mean 'depth'"),
+    "a download": (lambda folder: change(folder, model_args={"pretrained": True}), "model_args: pretrained: unknown"),
+    "too many blocks": (lambda folder: change(folder, model_args={"depth": 200_000}), "depth: .*512"),
+    "too many heads": (lambda folder: change(folder, model_args={"num_heads": 300}), "num_heads: .*256"),
+    "too wide": (lambda folder: change(folder, model_args={"embed_dim": 10**9}), "embed_dim: .*16384"),
+    "too large images": (lambda folder: change(folder, model_args={"img_size": [10**6, 10**6]}), "img_size.*4096"),
+    "text for a number": (lambda folder: change(folder, model_args={"depth": "3"}), "depth: "),
+    "too large an input": (
+        lambda folder: change_cfg(folder, input_size=[3, 10**6, 10**6]),
+        "input_size.*4096",
+    ),
+    "names of other classes": (
+        lambda folder: change(folder, label_names=["cat", "dog"]),
+        "label_names has 2 names for 1000 classes",
+    ),
+    "another interpolation": (lambda folder: change_cfg(folder, interpolation="bilinear"), "interpolation bilinear"),
+    "a number for a mean": (lambda folder: change_cfg(folder, mean=0.5), "mean"),
     "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "is not JSON"),
 }
 
