@@ -27,7 +27,8 @@ __all__ = ["BUNDLED", "DEFAULT_MODEL", "as_progresvit", "bundled_folder", "creat
 
 
 _TIMM_NAME = re.compile(r"^(vit|deit|flexivit)|_patch\d")
-"""What names of transformers on patches have."""
+"""What a name of a plain ViT begins with or contains; other transformers on patches match too, so that errors name the
+nearest plain ViT."""
 
 
 def create_model(name: str, *, drop_path: float = 0.0, **fields: Any) -> ProgResViT:
@@ -42,7 +43,7 @@ def load(source: Source | None = None, *, revision: str | None = None) -> RoundM
         source: A model folder, the name of a bundled model, or a hub id. None is the bundled model ``imagenet-tiny``. A
             local folder comes before a bundled model of the same name. Models of timm and of other projects are
             converted: a plain ViT by its name in timm, a folder or hub id in timm's format, and a ``.safetensors`` file
-            whose name begins with timm's name.
+            that is named as timm names the model.
         revision: Branch, tag or commit of the hub repository.
     """
     return load_with_folder(source, revision=revision)[0]
@@ -85,8 +86,8 @@ def is_weights_file(source: Source) -> bool:
 def is_timm_name(source: Source) -> bool:
     """Whether ``source`` is the name of a model of timm that may be a plain ViT.
 
-    Names with slashes, and names of files, are not. For other names than those of transformers on patches, timm is not
-    imported, which takes seconds.
+    Names with slashes, and names of files, are not. timm, which takes seconds to import, is asked only about
+    names that begin like a ViT's or have a patch size.
     """
     if not isinstance(source, str) or not _TIMM_NAME.search(source) or "/" in source or Path(source).exists():
         return False

@@ -14,6 +14,7 @@ from progresvit.interop import OFFICIAL_MODELS
 from progresvit.model.card import CARD_NAME, GENERATED, make_card
 from progresvit.routing.metric import OperatingPoint
 from progresvit.routing.settings import Budgets
+from tests.commands import works
 from tests.factories import setting_of
 from tests.interop.authors import authors_state
 from tests.interop.test_projects import publish
@@ -228,3 +229,30 @@ def saved_with_settings(model, tmp_path, **changes):
     ]
     Budgets(**known, rounds=2, n=10, points=points).save(folder / "budgets.json")
     return folder
+
+
+def test_a_repository_of_timm_is_judged_before_its_weights_are_asked_for(tmp_path, hub, monkeypatch):
+    sizes = {"depth": 1, "img_size": 64}
+    module = timm.create_model("vit_tiny_patch16_224", **sizes)
+    timm.models.save_for_hf(module, tmp_path / "vit", model_args=sizes, safe_serialization=True)
+    asked, download = [], huggingface_hub.snapshot_download
+
+    def record(repo_id, *, allow_patterns, **options):
+        asked.extend(allow_patterns)
+        return download(repo_id, allow_patterns=allow_patterns, **options)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", record)
+    hub("someone/config", tmp_path / "vit" / "config.json")
+    assert "round 1" in works("info", "someone/config")
+    assert set(asked) == {"config.json"}
+    hub("someone/vit", *(tmp_path / "vit").iterdir())
+    assert torch.equal(progresvit.load("someone/vit").norm.weight, module.norm.weight)
+    assert "*.safetensors" in asked
+    assert "*.bin" not in asked
+    asked.clear()
+    config = (tmp_path / "vit" / "config.json").read_text()
+    (tmp_path / "vit" / "config.json").write_text(config.replace("bicubic", "bilinear"))
+    hub("someone/other", *(tmp_path / "vit").iterdir())
+    with pytest.raises(ValueError, match="interpolation bilinear"):
+        progresvit.load("someone/other")
+    assert set(asked) == {"config.json"}

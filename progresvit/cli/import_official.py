@@ -15,7 +15,7 @@ def import_official(
         Path,
         typer.Argument(
             help="Checkpoint of ProgResViT, ThinkingViT or HydraViT, such as progresvit_192_240.pth.tar; weights of a "
-            "plain ViT, in a file whose name begins with timm's name of it; or a folder in timm's format."
+            "plain ViT, in a file named as timm names it; or a folder in timm's format."
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="Model folder to write.")],

@@ -6,8 +6,8 @@ folder on the hub is laid out:
 - ProgResViT: ds-kiel/ProgResViT, ``timm/models/progresvit_deit.py`` and ``validate.py``;
 - ThinkingViT: ds-kiel/ThinkingViT, ``timm/models/vision_transformer.py`` and ``scripts/export_hf_models.py``. A ViT has
   ``alpha.0``, ``proj_layer`` and ``proj_layer2`` besides. Crop 0.9, ImageNet's mean and standard deviation;
-- HydraViT: ds-kiel/HydraViT, ``timm/models/hydravit.py`` and ``README.md``. Its names are those of a plain ViT. It has
-  3 to 12 heads, and the preprocessing of timm's deit_small_patch16_224.
+- HydraViT: ds-kiel/HydraViT, ``timm/models/hydravit.py`` and ``README.md``. It names its weights as a plain ViT
+  does. It has 3 to 12 heads, and the preprocessing of timm's deit_small_patch16_224.
 
 No checkpoint of these projects has been seen. The tests use files that are made to these names.
 """
@@ -102,7 +102,7 @@ def import_official(source: str | os.PathLike[str], *, resolutions: Sequence[int
 
     Args:
         source: A checkpoint of ProgResViT, ThinkingViT or HydraViT, such as ``progresvit_192_240.pth.tar``; a file of
-            the weights of a plain ViT, whose name begins with timm's name of it; or a folder with timm's config.json.
+            the weights of a plain ViT, named as timm names it; or a folder with timm's config.json.
         resolutions: Resolution of each round of a ProgResViT. By default they are derived from the file name, or from
             the stored position grid: 240 means 192→240, 384 means 160→384.
     """
@@ -231,19 +231,19 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def _weights_file(folder: Path) -> Path:
     """The file of weights in a folder of timm or another project; a pickle only if there is no safetensors file."""
-    found: list[Path] = []
+    files: list[Path] = []
     for name, suffixes in ((WEIGHTS_FILE, (".safetensors",)), ("pytorch_model.bin", PICKLE_SUFFIXES)):
         if (folder / name).is_file():
             return folder / name
-        found = sorted(path for path in folder.iterdir() if path.suffix in suffixes)
-        if found:
+        files = sorted(path for path in folder.iterdir() if path.suffix in suffixes)
+        if files:
             break
-    if len(found) != 1:
-        names = ", ".join(path.name for path in found) or "none"
+    if len(files) != 1:
+        names = ", ".join(path.name for path in files) or "none"
         raise ValueError(
             f"{folder} should hold {WEIGHTS_FILE}, or one other file of weights, and holds: {names}; download it again."
         )
-    return found[0]
+    return files[0]
 
 
 def _is_hydravit(name: str) -> bool:

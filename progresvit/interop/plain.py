@@ -1,7 +1,7 @@
 """Plain ViTs of timm (DeiT, DeiT-III, AugReg, DINO) as models of one round, which need no threshold.
 
-A plain ViT is a ProgResViT of one round without PSG. Width, depth, patch size, classes and preprocessing are those of
-timm's model. Its weights have the same names; a missing class position (DeiT-III) or bias of qkv becomes zero.
+A plain ViT is a ProgResViT of one round without PSG. It keeps timm's width, depth, patch size, classes and
+preprocessing. Its weights have the same names; a missing class position (DeiT-III) or bias of qkv becomes zero.
 """
 
 from __future__ import annotations
@@ -188,8 +188,8 @@ def build_folder(folder: Path, values: Mapping[str, Any]) -> nn.Module:
 def load_timm_file(file: Path, weights: Mapping[str, Tensor], options: Mapping[str, Any]) -> ProgResViT:
     """A plain ViT from a file of weights.
 
-    Architecture and preprocessing are those of timm's model that the options name, or else the file name. The model's
-    ``timm_entry`` is the name of timm's entry.
+    The options name timm's model, or else the file name does. Architecture and preprocessing are read from timm's entry
+    of it, whose name is ``timm_entry`` of the model; the options change the preprocessing.
 
     Args:
         file: The file.

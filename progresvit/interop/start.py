@@ -258,7 +258,15 @@ def _check_plain(weights: Weights, own: Weights, config: BaseConfig, origin: str
     changes = []
     if width > own_width and as_prefix:
         changes.append(f"it is {width} channels wide, and a prefix is narrower than the model, which has {own_width}")
-    elif width != own_width and not (as_prefix and width % HEAD_WIDTH == 0):
+    elif width < own_width and as_prefix and width % HEAD_WIDTH == 0:
+        own_heads = [getattr(round_, "heads", None) for round_ in config.rounds]
+        if own_heads[0] is not None and width // HEAD_WIDTH not in own_heads:
+            rounds = " and ".join(map(str, own_heads))
+            changes.append(
+                f"it has {width // HEAD_WIDTH} heads, but the rounds have {rounds}, so that none begins as the source: "
+                f"give a round {width // HEAD_WIDTH} heads"
+            )
+    elif width != own_width:
         remedy = (
             f"choose another start, since heads have {HEAD_WIDTH} channels"
             if width % HEAD_WIDTH

@@ -17,6 +17,7 @@ from timm.models import save_for_hf
 from torch import nn
 
 import progresvit
+from progresvit.api import is_timm_name
 from progresvit.evaluation import read_records
 from progresvit.interop import from_timm, import_official, start_from
 from progresvit.interop.plain import _PLAIN_NAMES, config_from_timm, timm_name
@@ -84,7 +85,9 @@ def check_answers(source, module, images, folder):
     records = folder / "records.parquet"
     works("evaluate", source, "--data", images, "--out", records, "--logits", "--workers", "0")
     np.testing.assert_allclose(read_records(records).logits[:, 0], logits.numpy(), atol=1e-4)
-    works("frontier", records)
+    assert works("frontier", records).count("100.0") == 1  # one row: every image exits after round 1
+    for rule in ("--near-lossless", "--budget-gmacs=1", "--exit-share=0.5", "--max-drop=0.1", "--budgets"):
+        refused("one round has no threshold to calibrate", "calibrate", records, rule)
     corruption = ("--suite", "generated", "--corruptions", "fog", "--severities", "1", "--workers", "0")
     works("shift", source, *corruption, "--data", images, "--out", folder / "shift")
     with running(source, None) as server:
@@ -164,6 +167,27 @@ def test_a_folder_keeps_its_own_classes_preprocessing_and_settings(tmp_path):
     start = progresvit.ProgResViT(model.config)
     assert start_from(start, str(folder)) == []
     assert torch.equal(start.head.weight, model.head.weight)
+
+
+def test_a_setting_of_one_round_prints_no_threshold(images, tmp_path):
+    from tests.factories import setting_of
+
+    folder = folder_of(random_vit("vit_tiny_patch16_224", **SMALL), tmp_path / "vit", SMALL)
+    (folder / "settings").mkdir()
+    setting_of(progresvit.load(folder), rounds=1, threshold=0.0).save(folder / "settings" / "near-lossless.json")
+    printed = works("classify", *sorted(images.rglob("*.png")), "--model", folder)
+    assert "after round 1" in printed
+    assert "τ" not in printed
+
+
+def test_only_names_of_transformers_on_patches_import_timm(monkeypatch):
+    assert is_timm_name("deit_tiny_patch16_224.fb_in1k")
+    assert is_timm_name("flexivit_small")
+    assert not is_timm_name("vit_nosuch")
+    monkeypatch.setattr(timm, "is_model", lambda name: pytest.fail("asks timm"))
+    for name in ("nosuch", "imagenet-tniy", "models", "progresvit_small_192_240"):
+        assert not is_timm_name(name)
+    refused("there is no preset, bundled model or model folder 'nosuch'", "info", "nosuch")
 
 
 def test_a_pickle_of_weights_in_a_folder_is_read_as_tensors(tmp_path):
@@ -277,7 +301,7 @@ def test_the_weights_in_a_folder_are_refused_with_the_folder(tmp_path):
         ("vit_base_patch16_224_miil", "interpolation bilinear", "vit_base_patch16_224"),
     ],
 )
-def test_a_model_that_is_no_plain_vit_is_refused_with_the_nearest_ones(name, difference, nearest):
+def test_a_model_that_is_not_a_plain_vit_is_refused_with_the_nearest_ones(name, difference, nearest):
     with pytest.raises(ValueError, match=f"{difference}.*nearest plain ViTs.* {nearest}"):
         progresvit.load(name)
 
