@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,13 @@ from progresvit.io.model_folder import (
     find_folder,
     is_foreign,
     is_local,
+    may_be_timm_name,
 )
 from progresvit.model.interface import RoundModel
 from progresvit.model.saving import load_folder
 from progresvit.model.vit import ProgResViT
 
 __all__ = ["BUNDLED", "DEFAULT_MODEL", "as_progresvit", "bundled_folder", "create_model", "load", "load_with_folder"]
-
-
-_TIMM_NAME = re.compile(r"^(vit|deit|flexivit)|_patch\d")
-"""What a name of a plain ViT begins with or contains; other transformers on patches match too, so that errors name the
-nearest plain ViT."""
 
 
 def create_model(name: str, *, drop_path: float = 0.0, **fields: Any) -> ProgResViT:
@@ -84,14 +79,8 @@ def is_weights_file(source: Source) -> bool:
 
 
 def is_timm_name(source: Source) -> bool:
-    """Whether ``source`` is the name of a model of timm that may be a plain ViT.
-
-    Names with slashes, and names of files, are not. timm, which takes seconds to import, is asked only about
-    names that begin like a ViT's or have a patch size.
-    """
-    if not isinstance(source, str) or not _TIMM_NAME.search(source) or "/" in source or Path(source).exists():
-        return False
-    if source in (*PRESETS, ARCHITECTURE):
+    """Whether ``source`` is the name of a model of timm, as far as it may be a plain ViT."""
+    if not may_be_timm_name(source) or source in (*PRESETS, ARCHITECTURE):
         return False
     import progresvit._torchvision  # noqa: F401  (ahead of timm)
 

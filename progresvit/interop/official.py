@@ -144,11 +144,11 @@ def find_foreign(source: Source, *, revision: str | None = None, cache_dir: Sour
     """
     folder = find_folder(source, revision=revision, files=(CONFIG_FILE,), cache_dir=cache_dir)
     foreign_config(folder)
-    files = (*MODEL_FILES, "*.safetensors")
-    folder = find_folder(source, revision=revision, files=files, cache_dir=cache_dir)
+    safe = (*MODEL_FILES, "*.safetensors")
+    folder = find_folder(source, revision=revision, files=safe, cache_dir=cache_dir)
     if not any(folder.glob("*.safetensors")):
-        files = (*MODEL_FILES, *(f"*{suffix}" for suffix in PICKLE_SUFFIXES))
-        folder = find_folder(source, revision=revision, files=files, cache_dir=cache_dir)
+        pickles = (*MODEL_FILES, *(f"*{suffix}" for suffix in PICKLE_SUFFIXES))
+        folder = find_folder(source, revision=revision, files=pickles, cache_dir=cache_dir)
     return folder
 
 

@@ -209,7 +209,8 @@ def _widen(key: str, value: Tensor, own: Tensor) -> Tensor:
         return value  # does not fit, as the caller will say
     wide, narrow = own.clone().unflatten(0, (parts, -1)), value.unflatten(0, (parts, -1))
     wide[tuple(slice(size) for size in narrow.shape)] = narrow.to(wide)
-    return wide.flatten(0, 1)
+    widened: Tensor = wide.flatten(0, 1)
+    return widened
 
 
 def _fits(value: Tensor, own: Tensor) -> bool:

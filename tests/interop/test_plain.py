@@ -185,7 +185,7 @@ def test_only_names_of_transformers_on_patches_import_timm(monkeypatch):
     assert is_timm_name("flexivit_small")
     assert not is_timm_name("vit_nosuch")
     monkeypatch.setattr(timm, "is_model", lambda name: pytest.fail("asks timm"))
-    for name in ("nosuch", "imagenet-tniy", "models", "progresvit_small_192_240"):
+    for name in ("nosuch", "imagenet-tniy", "models", "progresvit_small_192_240", "vit_tiny_patch16_224.pth"):
         assert not is_timm_name(name)
     refused("there is no preset, bundled model or model folder 'nosuch'", "info", "nosuch")
 
