@@ -26,18 +26,8 @@ from torch import Tensor
 from progresvit.baselines.hydravit import HydraViTConfig
 from progresvit.baselines.thinkingvit import ThinkingViTConfig
 from progresvit.config import HEAD_WIDTH, OFFICIAL_MODELS, ModelConfig, make_rounds
-from progresvit.interop.plain import (
-    LAYER_SCALE_START,
-    PLAIN_KEYS,
-    build_folder,
-    config_of,
-    fill,
-    folder_cfg,
-    load_timm_file,
-    preprocessing,
-    read_arguments,
-    trained_cfg,
-)
+from progresvit.interop.plain import LAYER_SCALE_START, PLAIN_KEYS, build_folder, config_of, fill, load_timm_file
+from progresvit.interop.timm_config import folder_cfg, preprocessing, read_arguments, trained_cfg
 from progresvit.io.model_folder import (
     CONFIG_FILE,
     MODEL_FILES,

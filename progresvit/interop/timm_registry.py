@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from progresvit.config import ARCHITECTURE, PRESETS, ModelConfig
 from progresvit.interop.official import find_foreign, load_foreign_folder
-from progresvit.interop.plain import read_arguments
+from progresvit.interop.timm_config import read_arguments
 from progresvit.io.model_folder import CONFIG_FILE, find_folder, is_foreign, read_config_values
 from progresvit.model import ProgResViT, slicing
 from progresvit.model.registry import read_config

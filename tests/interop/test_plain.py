@@ -20,7 +20,8 @@ import progresvit
 from progresvit.api import is_timm_name
 from progresvit.evaluation import read_records
 from progresvit.interop import from_timm, import_official, start_from
-from progresvit.interop.plain import _PLAIN_NAMES, config_from_timm, timm_name
+from progresvit.interop.plain import config_from_timm, timm_name
+from progresvit.interop.timm_config import PLAIN_NAMES
 from tests.commands import refused, works
 from tests.interop.authors import Trap
 from tests.serving.conftest import encode, running
@@ -308,7 +309,7 @@ def test_a_model_that_is_not_a_plain_vit_is_refused_with_the_nearest_ones(name, 
 
 @pytest.mark.slow
 def test_every_plain_vit_that_errors_suggest_is_one():
-    for name in filter(_PLAIN_NAMES.fullmatch, timm.list_models()):
+    for name in filter(PLAIN_NAMES.fullmatch, timm.list_models()):
         assert config_from_timm(name).psg is False
 
 
