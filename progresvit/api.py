@@ -11,13 +11,13 @@ from progresvit.io.model_folder import (
     BUNDLED,
     CONFIG_FILE,
     DEFAULT_MODEL,
-    PICKLE_SUFFIXES,
-    WEIGHTS_FILE,
+    MODEL_FILES,
     Source,
     bundled_folder,
     find_folder,
     is_foreign,
     is_local,
+    may_be_timm_name,
 )
 from progresvit.model.interface import RoundModel
 from progresvit.model.saving import load_folder
@@ -38,7 +38,7 @@ def load(source: Source | None = None, *, revision: str | None = None) -> RoundM
         source: A model folder, the name of a bundled model, or a hub id. None is the bundled model ``imagenet-tiny``. A
             local folder comes before a bundled model of the same name. Models of timm and of other projects are
             converted: a plain ViT by its name in timm, a folder or hub id in timm's format, and a ``.safetensors`` file
-            whose name begins with timm's name.
+            that is named as timm names the model.
         revision: Branch, tag or commit of the hub repository.
     """
     return load_with_folder(source, revision=revision)[0]
@@ -59,13 +59,16 @@ def load_with_folder(source: Source | None = None, *, revision: str | None = Non
             from progresvit.interop.plain import from_timm
 
             return from_timm(str(source)), None
-    folder = bundled_folder() if source is None else find_folder(source, revision=revision)
+    on_hub = source is not None and not is_local(source)
+    files = (CONFIG_FILE,) if on_hub else MODEL_FILES  # of a repository first what it is
+    folder = bundled_folder() if source is None else find_folder(source, revision=revision, files=files)
     if not is_foreign(folder):
+        folder = find_folder(source, revision=revision) if source is not None and on_hub else folder
         return load_folder(folder), folder
-    from progresvit.interop.official import load_foreign_folder
+    from progresvit.interop.official import find_foreign, load_foreign_folder
 
-    if source is not None and not is_local(source) and not (folder / WEIGHTS_FILE).is_file():
-        folder = find_folder(source, revision=revision, files=[CONFIG_FILE, *(f"*{end}" for end in PICKLE_SUFFIXES)])
+    if source is not None and on_hub:
+        folder = find_foreign(source, revision=revision)
     return load_foreign_folder(folder), folder
 
 
@@ -76,8 +79,8 @@ def is_weights_file(source: Source) -> bool:
 
 
 def is_timm_name(source: Source) -> bool:
-    """Whether ``source`` is the name of a model of timm. Names with slashes, and names of files, are not."""
-    if not isinstance(source, str) or source in (*PRESETS, ARCHITECTURE) or "/" in source or Path(source).exists():
+    """Whether ``source`` is the name of a model of timm, as far as it may be a plain ViT."""
+    if not may_be_timm_name(source) or source in (*PRESETS, ARCHITECTURE):
         return False
     import progresvit._torchvision  # noqa: F401  (ahead of timm)
 

@@ -14,6 +14,7 @@ from progresvit.interop import OFFICIAL_MODELS
 from progresvit.model.card import CARD_NAME, GENERATED, make_card
 from progresvit.routing.metric import OperatingPoint
 from progresvit.routing.settings import Budgets
+from tests.commands import works
 from tests.factories import setting_of
 from tests.interop.authors import authors_state
 from tests.interop.test_projects import publish
@@ -80,6 +81,14 @@ def test_the_authors_hub_ids_are_converted(repo_id, tmp_path, hub):
     assert (config.layer_scale, config.crop) == (expected.layer_scale, 0.9)
     assert config.input_side == (240 if repo_id == "NCPS/progresvit-deit-s-192-240-imagenet1k" else 384)
     assert (config.class_ids[0], config.labels[0]) == ("n01440764", "tench, Tinca tinca")
+
+
+def test_an_authors_id_may_hold_a_folder_of_timm(tmp_path, hub):
+    state = authors_state(width=128, widths=[64, 128], depth=1, patch_size=16, grid=15, classes=9)
+    arguments = {"progress_stages": [1, 2], "progress_img_sizes": [192, 240], "img_size": 240}
+    repo_id = "NCPS/progresvit-deit-s-192-240-imagenet1k"
+    hub(repo_id, *publish(tmp_path / "hub", state, **arguments).iterdir())
+    assert [round_.resolution for round_ in progresvit.load(repo_id).config.rounds] == [192, 240]
 
 
 @pytest.mark.parametrize("safe", [True, False])
@@ -228,3 +237,30 @@ def saved_with_settings(model, tmp_path, **changes):
     ]
     Budgets(**known, rounds=2, n=10, points=points).save(folder / "budgets.json")
     return folder
+
+
+def test_a_repository_of_timm_is_judged_before_its_weights_are_asked_for(tmp_path, hub, monkeypatch):
+    sizes = {"depth": 1, "img_size": 64}
+    module = timm.create_model("vit_tiny_patch16_224", **sizes)
+    timm.models.save_for_hf(module, tmp_path / "vit", model_args=sizes, safe_serialization=True)
+    asked, download = [], huggingface_hub.snapshot_download
+
+    def record(repo_id, *, allow_patterns, **options):
+        asked.extend(allow_patterns)
+        return download(repo_id, allow_patterns=allow_patterns, **options)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", record)
+    hub("someone/config", tmp_path / "vit" / "config.json")
+    assert "round 1" in works("info", "someone/config")
+    assert set(asked) == {"config.json"}
+    hub("someone/vit", *(tmp_path / "vit").iterdir())
+    assert torch.equal(progresvit.load("someone/vit").norm.weight, module.norm.weight)
+    assert "*.safetensors" in asked
+    assert "*.bin" not in asked
+    asked.clear()
+    config = (tmp_path / "vit" / "config.json").read_text()
+    (tmp_path / "vit" / "config.json").write_text(config.replace("bicubic", "bilinear"))
+    hub("someone/other", *(tmp_path / "vit").iterdir())
+    with pytest.raises(ValueError, match="interpolation bilinear"):
+        progresvit.load("someone/other")
+    assert set(asked) == {"config.json"}

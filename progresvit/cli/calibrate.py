@@ -124,8 +124,10 @@ def calibrate(
     if out is not None and out.suffix != ".json":
         raise ValueError(f"{out}: a setting is a .json file; use --out {out}.json.")
     from progresvit import evaluation
+    from progresvit.evaluation.calibrate import check_rounds
 
     table = evaluation.read_routed_records(records)
+    check_rounds(table)
     is_classification = isinstance(table, evaluation.Records)
     if not is_classification:
         options.refuse_options(context, FOR_CLASSIFICATION, options.NOT_FOR_SEGMENTATION_RECORDS)

@@ -199,4 +199,4 @@ def _report(summary: Summary, engine: Engine) -> None:
         + (f"; {summary.abstained} abstained" if summary.abstained else "")
         + (f", {summary.out_of_distribution} of them out-of-distribution" if summary.out_of_distribution else "")
     )
-    output.report_setting(engine.setting, engine.policy.thresholds)
+    output.report_setting(engine.setting, engine.policy.thresholds if len(engine.gmacs) > 1 else ())

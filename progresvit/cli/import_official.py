@@ -15,7 +15,7 @@ def import_official(
         Path,
         typer.Argument(
             help="Checkpoint of ProgResViT, ThinkingViT or HydraViT, such as progresvit_192_240.pth.tar; weights of a "
-            "plain ViT, in a file whose name begins with timm's name of it; or a folder in timm's format."
+            "plain ViT, in a file named as timm names it; or a folder in timm's format."
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="Model folder to write.")],
@@ -41,4 +41,7 @@ def import_official(
     described = [f"{round_.resolution} px × {getattr(round_, 'heads', '?')} heads" for round_ in model.config.rounds]
     rounds = (" → " if model.config.routable else ", ").join(described)
     output.echo(f"{rounds}, {model.config.num_classes} classes")
+    entry = getattr(model, "timm_entry", None)
+    mean = ", ".join(f"{value:g}" for value in model.config.mean)
+    output.echo(f"{f'timm entry {entry}: ' if entry else ''}crop {model.config.crop:g}, mean {mean}")
     output.echo(f'{folder} is ready: progresvit info {folder}, or progresvit.load("{folder}") in Python')

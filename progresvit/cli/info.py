@@ -21,6 +21,7 @@ from progresvit.io.model_folder import (
     find_folder,
     is_foreign,
     is_local,
+    may_be_timm_name,
 )
 from progresvit.io.parse import did_you_mean, dump_json, printable
 from progresvit.model.registry import read_config
@@ -137,18 +138,24 @@ def find_config(source: str) -> BaseConfig:
         if source in OFFICIAL_MODELS:
             return OFFICIAL_MODELS[source]
     if not is_local(source) and not Path(source).exists() and Path(source).name == source:
-        from progresvit.api import is_timm_name
+        if may_be_timm_name(source):
+            from progresvit.api import is_timm_name
 
-        if is_timm_name(source):
-            from progresvit.interop.plain import config_from_timm
+            if is_timm_name(source):
+                from progresvit.interop.plain import config_from_timm
 
-            return config_from_timm(source)
+                return config_from_timm(source)
         nearest = did_you_mean(source, (*BUNDLED, *PRESETS))
         raise ValueError(f"there is no preset, bundled model or model folder {source!r}; {nearest}")
     if Path(source).suffix != ".safetensors":  # torch is not needed
         folder = find_folder(source, files=(CONFIG_FILE,))
         if not is_foreign(folder):
             return read_config(folder)
+        from progresvit.interop.official import foreign_config
+
+        config = foreign_config(folder)
+        if config is not None:
+            return config
     from progresvit.api import load
 
     return load(source).config  # the rounds follow from the weights

@@ -208,13 +208,15 @@ def describe_exits(exits: Sequence[int], gmacs: float, full_gmacs: float) -> str
 
 
 def report_setting(setting: Setting | None, thresholds: Sequence[float]) -> None:
-    """Print the calibrated thresholds of an engine, if it has any."""
+    """Print the calibrated thresholds of an engine, if it has any, and what its setting withholds."""
     if setting is None:
         return
     limits = ", ".join(f"{limit:.4g}" for limit in thresholds)
     spent = setting.expected.get("gmacs")
     average = f" ({spent:.3f} GMACs on average there)" if spent is not None else ""
-    if setting.is_certified or setting.chosen_on is not None:
+    if not thresholds:
+        pass  # one round
+    elif setting.is_certified or setting.chosen_on is not None:
         echo(f"τ = {limits}, {setting.evidence}{average}")
     else:
         echo(f"τ = {limits}, calibrated by the rule {setting.rule} on {count_of(setting.n, 'image')}{average}")

@@ -44,6 +44,7 @@ def calibrate_near_lossless(
     classification model, from :func:`routing.per_round.per_round_frontier`, and the accuracy and compute of this choice
     on other images: chosen on one half of these images and measured on the other, both ways.
     """
+    check_rounds(records)
     if per_round:
         table = need_classification(records)
         threshold = find_thresholds(table, router, convention).near_lossless(max_drop)
@@ -65,6 +66,7 @@ def calibrate_budget(
 
     ``per_round`` gives the most accurate vector of one threshold for each round instead, which needs labels.
     """
+    check_rounds(records)
     if per_round:
         table = need_classification(records)
         vectors, gmacs = find_thresholds(table, router, convention), table.gmacs(convention)
@@ -80,6 +82,7 @@ def calibrate_exit_share(
     records: RoutedRecords, share: float, *, router: Router | None = None, convention: compute.Convention = "paper"
 ) -> Setting:
     """At least this share of the images exits before the last round."""
+    check_rounds(records)
     threshold = threshold_for_exit_share(records.exit_scores(router), share)
     return _setting(records, threshold, router, convention, rule="exit-share")
 
@@ -115,6 +118,7 @@ def calibrate_guarantee(
         seed: Seed of the part that orders the thresholds of three rounds and more.
         choices: Number of routers, losses, seeds and other settings that you try on these images, to keep one.
     """
+    check_rounds(records)
     records.header.check_not_trained_on()
     seen = 0 if router is None else router.count_seen(records.ids)
     if seen:
@@ -220,9 +224,18 @@ def _with_coverage(records: Records, setting: Setting, router: Router | None) ->
 
 def measure_budgets(records: Records) -> Budgets:
     """GMACs of thresholds on these images, to look up the threshold of a budget later. Labels add the accuracy."""
+    check_rounds(records)
     identity = _identity(records.header)
     points = spread_points(records.exit_scores(), records.correct if records.labelled else None, records.gmacs())
     return Budgets(n=len(records), points=points, **identity)
+
+
+def check_rounds(records: RoutedRecords) -> None:
+    """Refuse a model of one round."""
+    if records.rounds == 1:
+        raise ValueError(
+            "a model of one round has no threshold to calibrate: every image runs it. Evaluate it and use it as it is."
+        )
 
 
 def _per_round_setting(

@@ -131,7 +131,7 @@ class RoutedRecords(ABC):
 
     def default_thresholds(self) -> Sequence[float]:
         """The thresholds of a table unless others are asked for."""
-        return PAPER_THRESHOLDS
+        return PAPER_THRESHOLDS if self.rounds > 1 else [0.0]
 
     @cached_property
     def config(self) -> BaseConfig:

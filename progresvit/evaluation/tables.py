@@ -36,6 +36,8 @@ def frontier_table(
 ) -> Table:
     """Accuracy, compute in both conventions and exit shares at each threshold; then the near-lossless point.
 
+    A model of one round has a single row.
+
     The accuracy is top-1 and top-5, or mIoU and pixel accuracy of segmentation models. The 95 % intervals are over
     images, at each threshold as if it had been chosen elsewhere: of top-1 (Wilson) in every row, of the mIoU
     (bootstrap) in the rows of the near-lossless point and of settings. Without labels there is no accuracy and no
@@ -61,7 +63,7 @@ def frontier_table(
     for name, records in models.items():
         limits = records.default_thresholds() if thresholds is None else thresholds
         rows += _rows(name, records, limits, router)
-        if rows[-1][main] is not None:  # the images have labels
+        if rows[-1][main] is not None and records.rounds > 1:  # the images have labels
             rows += _rows(name, records, [records.near_lossless(router).threshold], router, DEFAULT)
         if has_per_round(records):
             rows += _per_round_rows(name, records, router)

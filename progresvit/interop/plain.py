@@ -1,26 +1,35 @@
 """Plain ViTs of timm (DeiT, DeiT-III, AugReg, DINO) as models of one round, which need no threshold.
 
-A plain ViT is a ProgResViT of one round without PSG. Width, depth, patch size, classes and preprocessing are those of
-timm's model. Its weights have the same names; a missing class position (DeiT-III) or bias of qkv becomes zero.
+A plain ViT is a ProgResViT of one round without PSG. It keeps timm's width, depth, patch size, classes and
+preprocessing. Its weights have the same names; a missing class position (DeiT-III) or bias of qkv becomes zero.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import timm
 import torch
-from timm.data import ImageNetInfo, resolve_model_data_config
 from timm.layers import Mlp
 from timm.models.vision_transformer import Attention, Block, VisionTransformer
 from torch import Tensor, nn
 
 from progresvit.config import HEAD_WIDTH, MLP_RATIO, ModelConfig, plain_vit
-from progresvit.data.crop import INTERPOLATION
+from progresvit.interop.timm_config import (
+    ModelArguments,
+    folder_cfg,
+    nearest_plain,
+    parse_cfg,
+    preprocessing,
+    read_arguments,
+    trained_cfg,
+)
+from progresvit.io.model_folder import CONFIG_FILE, PICKLE_SUFFIXES
+from progresvit.io.parse import parse
 from progresvit.model.blocks import NORM_EPS
 from progresvit.model.saving import with_weights
 from progresvit.model.vit import ProgResViT
@@ -33,11 +42,6 @@ PLAIN_KEYS = re.compile(
 LAYER_SCALE_START = 1e-6
 """Start value of LayerScale in the config of a model that was trained elsewhere; the weights replace it."""
 
-_PLAIN_NAMES = re.compile(
-    r"(deit3?|vit)_(tiny|small|medium|base|large)_patch\d+_\d+|vit_(small|base|large)_patch14_dinov2"
-)
-"""timm's plain ViTs, which errors suggest. Others are accepted too, such as flexivit_small."""
-
 
 def from_timm(source: str | nn.Module) -> ProgResViT:
     """A plain ViT of timm as a model of one round, in evaluation mode and float32.
@@ -48,77 +52,109 @@ def from_timm(source: str | nn.Module) -> ProgResViT:
     if isinstance(source, nn.Module):
         return _convert(source, f"the {type(source).__name__}")
     config_from_timm(source)  # an error before the weights are downloaded
-    try:
-        module: nn.Module = timm.create_model(source, pretrained=True)
-    except Exception as error:  # without a network, timm and the hub raise many kinds
-        raise ValueError(
-            f"timm cannot load the weights of {source} ({_first_line(error)}); check the name (timm.list_pretrained) "
-            "and the network, or give a folder or a file of them."
-        ) from error
-    return _convert(module, source)
+    return _convert(download_timm(source), source)
 
 
 def config_from_timm(name: str) -> ModelConfig:
     """The config of a plain ViT by its name in timm, without weights."""
-    return _config(_build(name, name), name)
+    return config_of(_build(name, name), name)
 
 
-def load_timm_folder(folder: Path, values: Mapping[str, Any], weights: Mapping[str, Tensor]) -> ProgResViT:
-    """A plain ViT from a folder as timm writes it.
+def download_timm(name: str, instead: str = "give a file of them") -> nn.Module:
+    """A pretrained model of timm; its weights are downloaded, or read from the cache. ``instead`` ends the error."""
+    try:
+        module: nn.Module = timm.create_model(name, pretrained=True)
+    except Exception as error:  # without a network, timm and the hub raise many kinds
+        raise ValueError(
+            f"timm cannot load the weights of {name} ({_first_line(error)}); check the name (timm.list_pretrained) and "
+            f"the network, or {instead}."
+        ) from error
+    return module
+
+
+def build_folder(folder: Path, values: Mapping[str, Any]) -> nn.Module:
+    """The model that a folder of timm describes, on the meta device: a plain ViT, or an error. No weights are read.
 
     Args:
         folder: The folder.
         values: What its config.json holds: ``architecture``, ``pretrained_cfg``, and optionally ``num_classes``,
             ``model_args``, ``label_names`` and ``label_descriptions``.
-        weights: Its weights.
     """
-    name = values["architecture"]
+    name, path = values["architecture"], folder / CONFIG_FILE
     if not isinstance(name, str) or not timm.is_model(name):
         raise ValueError(
-            f"{folder / 'config.json'} names the architecture {name!r}, which neither timm nor this package has; "
-            f"the nearest plain ViTs of timm are {_nearest(str(name))}."
+            f"{path} names the architecture {name!r}, which neither timm nor this package has; "
+            f"the nearest plain ViTs of timm are {nearest_plain(str(name))}."
         )
-    cfg, arguments = values.get("pretrained_cfg"), values.get("model_args") or {}
-    if not isinstance(cfg, Mapping) or not isinstance(arguments, Mapping):
+    if not values.get("pretrained_cfg"):
         raise ValueError(
-            f"{folder / 'config.json'} has no pretrained_cfg, which holds the preprocessing, or damaged model_args; "
+            f"{path} has no pretrained_cfg, which holds the preprocessing; "
             "download it again, or write the folder with timm.models.save_for_hf."
         )
-    given = {key: values[key] for key in ("num_classes", "label_names", "label_descriptions") if key in values}
-    module = _build(name, str(folder), pretrained_cfg={**cfg, **given, "architecture": name}, **arguments)
-    return _convert(_fill(module, weights, name, str(folder)), str(folder))
+    arguments = parse(ModelArguments, read_arguments(folder, values), origin=f"{path}: model_args")
+    cfg = parse_cfg({**folder_cfg(folder, values), "architecture": name}, str(path))
+    kept = cfg.model_dump(exclude_unset=True)
+    module = _build(name, str(folder), pretrained_cfg=kept, **arguments.model_dump(exclude_none=True))
+    config_of(module, str(folder))
+    return module
 
 
-def load_timm_file(file: Path, weights: Mapping[str, Tensor]) -> ProgResViT:
-    """A plain ViT from a file of weights whose name begins with the name of a timm model.
+def load_timm_file(file: Path, weights: Mapping[str, Tensor], options: Mapping[str, Any]) -> ProgResViT:
+    """A plain ViT from a file of weights.
 
-    Architecture and preprocessing are those of timm's model of this name.
+    The options name timm's model, or else the file name does. Architecture and preprocessing are read from timm's entry
+    of it, whose name is ``timm_entry`` of the model; the options change the preprocessing.
+
+    Args:
+        file: The file.
+        weights: Its weights.
+        options: The options of timm's training script that a checkpoint holds.
     """
-    name = timm_name(file.name)
-    if name is None:
+    trained = options.get("model")
+    name = trained if isinstance(trained, str) and timm.is_model(trained) else timm_name(file)
+    head, side = weights.get("head.weight"), options.get("img_size")
+    sizes: dict[str, Any] = {"num_classes": 0 if head is None or not head.ndim else len(head)}
+    if side is not None:
+        sizes |= parse(ModelArguments, {"img_size": side}, origin=f"{file}: options").model_dump(exclude_none=True)
+    module: Any = _build(name, str(file), **sizes)
+    entry = ".".join(filter(None, (module.pretrained_cfg.get(key) for key in ("architecture", "tag"))))
+    module.pretrained_cfg = {**module.pretrained_cfg, **trained_cfg(options)}
+    model = fill(module, weights, str(file))
+    cast(Any, model).timm_entry = entry
+    return model
+
+
+def timm_name(file: Path) -> str:
+    """timm's name of a model as a file is named: ``deit_tiny_patch16_224``, with a tag, or by a former name of it.
+
+    The hash in the names of published files, ``-a1311bcf``, is left out.
+    """
+    stem = re.sub("(" + "|".join(map(re.escape, (".safetensors", *PICKLE_SUFFIXES))) + ")+$", "", file.name)
+    stem = re.sub(r"-[0-9a-f]{8}$", "", stem)
+    name = stem.partition(".")[0]
+    if timm.is_model(name) and (stem == name or stem in timm.list_models(f"{name}.*", pretrained=True)):
+        return stem
+    begins = [name for name in timm.list_models() if stem.startswith(name)]
+    if begins:
+        longest = max(begins, key=len)
+        entries = [longest, *timm.list_models(f"{longest}.*", pretrained=True)]
         raise ValueError(
-            f"{file} holds the weights of a ViT, but not its preprocessing. Rename it, so that its name begins with "
-            "timm's name of the model, such as deit_small_patch16_224.fb_in1k.safetensors; or with hydravit if it is "
-            "a HydraViT, whose weights have the same names."
+            f"{file}: timm has no model {stem!r}, so its preprocessing is unknown. Rename the file to one of timm's "
+            f"names: {', '.join(f'{entry}{file.suffix}' for entry in entries)}."
         )
-    head = weights.get("head.weight")
-    classes = 0 if head is None or not head.ndim else len(head)
-    module = _build(name, str(file), num_classes=classes)
-    return _convert(_fill(module, weights, name, str(file)), str(file))
-
-
-def timm_name(text: str) -> str | None:
-    """The longest name of a timm model that the text begins with, with its tag if it has one; None without one."""
-    names = (*timm.list_models(), *timm.list_models(pretrained=True))
-    begins = [name for name in names if text.startswith(name) and not text[len(name) :][:1].isalnum()]
-    return max(begins, key=len, default=None)
+    raise ValueError(
+        f"{file} holds the weights of a ViT, but not its preprocessing. Rename it to timm's name of the model, such "
+        "as deit_small_patch16_224.fb_in1k.safetensors; or so that its name begins with hydravit if it is a HydraViT, "
+        "whose weights have the same names."
+    )
 
 
 def _build(name: str, origin: str, **arguments: Any) -> nn.Module:
     """A model of timm without weights, on the meta device."""
     try:
-        with torch.device("meta"):
-            module: nn.Module = timm.create_model(name, **arguments)
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Mapping deprecated model name")
+            module: nn.Module = timm.create_model(name, pretrained=False, **arguments)
     except Exception as error:  # what timm raises depends on the model and the argument
         raise ValueError(
             f"timm cannot build {origin} ({_first_line(error)}); check the name, or the config.json of the folder."
@@ -126,21 +162,22 @@ def _build(name: str, origin: str, **arguments: Any) -> nn.Module:
     return module
 
 
-def _fill(module: nn.Module, weights: Mapping[str, Tensor], name: str, origin: str) -> nn.Module:
-    """Put weights into a model on the meta device. Anything but a plain ViT is refused first."""
-    _check_plain(module, origin, name)
+def fill(module: nn.Module, weights: Mapping[str, Tensor], origin: str) -> ProgResViT:
+    """Put weights into a model on the meta device, and convert it. Anything but a plain ViT is refused first."""
+    _check_plain(module, origin)
     try:
         module.load_state_dict(dict(weights), assign=True)
     except RuntimeError as error:
         problems = " ".join(" ".join(str(error).split()).split(" ")[:60])
         raise ValueError(
-            f"the weights of {origin} do not fit timm's {name}: {problems}; download them again, or check the name."
+            f"the weights of {origin} do not fit timm's {_name(module)}: {problems}; download them again, or check the "
+            "name."
         ) from error
-    return module
+    return _convert(module, origin)
 
 
 def _convert(module: nn.Module, origin: str) -> ProgResViT:
-    config = _config(module, origin)
+    config = config_of(module, origin)
     weights = {key: value.detach() for key, value in module.state_dict().items()}
     position = weights["pos_embed"]
     if position.shape[1] == config.stored_grid**2:  # DeiT-III has no class position
@@ -155,68 +192,37 @@ def _convert(module: nn.Module, origin: str) -> ProgResViT:
     return model
 
 
-def _config(module: nn.Module, origin: str) -> ModelConfig:
-    """The config of a model of timm; an error if it is no plain ViT, or if its images are prepared in another way."""
+def config_of(module: nn.Module, origin: str) -> ModelConfig:
+    """The config of a plain ViT of timm; an error for other models, and for other ways to prepare images."""
     vit = _check_plain(module, origin)
-    data = resolve_model_data_config(vit)
-    if (data["interpolation"], data["crop_mode"]) != (INTERPOLATION, "center"):
-        raise ValueError(
-            f"timm prepares the images of {origin} with interpolation {data['interpolation']} and crop mode "
-            f"{data['crop_mode']}; only {INTERPOLATION} and center are available here. The nearest plain ViTs are "
-            f"{_nearest(_name(vit) or origin)}."
-        )
     (height, width), patch_size = vit.patch_embed.img_size, vit.patch_embed.patch_size
     if height != width or patch_size[0] != patch_size[1]:
         raise ValueError(
             f"{origin} takes images of {height}x{width} pixels; only square images and patches are supported."
         )
-    class_ids, labels = _class_names(vit)
+    channels = vit.patch_embed.proj.in_channels
+    cfg = getattr(vit, "pretrained_cfg", {})
+    fields = preprocessing(cfg, origin, channels=channels, num_classes=vit.num_classes)
     try:
         return plain_vit(
             resolution=height,
             heads=vit.embed_dim // HEAD_WIDTH,
             depth=len(vit.blocks),
             patch_size=patch_size[0],
-            in_channels=vit.patch_embed.proj.in_channels,
-            num_classes=vit.num_classes,
             layer_scale=LAYER_SCALE_START if "blocks.0.ls1.gamma" in vit.state_dict() else None,
-            mean=tuple(data["mean"]),
-            std=tuple(data["std"]),
-            crop=data["crop_pct"],
-            class_ids=class_ids,
-            labels=labels,
+            **fields,
         )
     except ValueError as error:  # the numbers of a config.json may be anything
         raise ValueError(f"{origin}: {error}") from error
 
 
-def imagenet_names(classes: int) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
-    """ImageNet's folder names and words for a head of 1000 classes; None for another."""
-    if classes != 1000:
-        return None, None
-    names = ImageNetInfo()
-    return tuple(names.label_names()), tuple(names.label_descriptions())
-
-
-def _class_names(vit: VisionTransformer) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
-    """Ids and words of the classes, from timm's description of the model or for a head of ImageNet."""
-    names, words = (vit.pretrained_cfg.get(key) for key in ("label_names", "label_descriptions"))
-    if not isinstance(names, Sequence) or isinstance(names, str) or len(names) != vit.num_classes:
-        return imagenet_names(vit.num_classes)
-    class_ids = tuple(map(str, names))
-    if isinstance(words, Mapping):
-        words = [words.get(name, name) for name in class_ids]
-    fits = isinstance(words, Sequence) and not isinstance(words, str) and len(words) == len(class_ids)
-    return class_ids, tuple(map(str, words)) if words is not None and fits else class_ids
-
-
-def _check_plain(module: nn.Module, origin: str, name: str | None = None) -> VisionTransformer:
+def _check_plain(module: nn.Module, origin: str) -> VisionTransformer:
     """Refuse anything but a plain ViT; the error names the nearest plain ones."""
     difference = _difference(module)
     if difference is not None:
         raise ValueError(
             f"{origin} is not a plain ViT: {difference}. The nearest plain ViTs of timm are "
-            f"{_nearest(name or _name(module) or origin)}."
+            f"{nearest_plain(_name(module) or origin)}."
         )
     assert isinstance(module, VisionTransformer), "it has no difference"
     return module
@@ -226,13 +232,18 @@ def _difference(module: nn.Module) -> str | None:
     """How a model differs from a plain ViT; None if it is one."""
     if type(module) is not VisionTransformer:
         return f"it is a {type(module).__name__}"
-    others = [key for key in module.state_dict() if not PLAIN_KEYS.fullmatch(key)]
+    weights = module.state_dict()
+    others = [key for key in weights if not PLAIN_KEYS.fullmatch(key)]
     if others:
         return f"it has {', '.join(others[:3])}"
     if module.global_pool != "token":
         return f"its head reads tokens that are pooled by {module.global_pool!r}, not the class token"
     if not isinstance(module.norm, nn.LayerNorm):
         return "it has no norm before the head"
+    needed = ("cls_token", "pos_embed", "patch_embed.proj.bias", "blocks.0.attn.proj.bias")
+    lacking = [key for key in needed if key not in weights]
+    if lacking:
+        return f"it lacks {', '.join(lacking)}"
     vit: Any = module
     width = vit.embed_dim
     for block in vit.blocks:
@@ -255,12 +266,6 @@ def _name(module: nn.Module) -> str | None:
     """timm's name of a model that timm built."""
     cfg = getattr(module, "pretrained_cfg", None)
     return cfg.get("architecture") if isinstance(cfg, Mapping) else None
-
-
-def _nearest(name: str) -> str:
-    """The names of timm's plain ViTs that are most similar."""
-    plain = [other for other in timm.list_models() if _PLAIN_NAMES.fullmatch(other) and other != name]
-    return ", ".join(difflib.get_close_matches(name, plain, n=3, cutoff=0))
 
 
 def _first_line(error: Exception) -> str:

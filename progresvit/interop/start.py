@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import timm
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from progresvit.config import HEAD_WIDTH, OFFICIAL_MODELS, BaseConfig, ModelTask
 from progresvit.interop.official import import_official, is_official_file, load_foreign_folder, load_official
-from progresvit.interop.plain import PLAIN_KEYS
+from progresvit.interop.plain import PLAIN_KEYS, download_timm
 from progresvit.io.model_folder import BUNDLED, find_folder, is_foreign, is_local
 from progresvit.io.parse import did_you_mean
 from progresvit.io.weights import WEIGHT_SUFFIXES, read_weights
@@ -52,13 +52,15 @@ def start_from(model: RoundModel, source: str, *, fusion: Fusion = "paper", as_p
     """
     if is_local(source):
         folder = find_folder(source)
-        start = load_foreign_folder(folder) if is_foreign(folder) else load_folder(folder)
-        build(start.config)  # draws random numbers: what a task initialises after this stays the same for a seed
-        return _start_from_model(model, start, fusion=fusion, as_prefix=as_prefix, origin=str(folder))
-    if source in OFFICIAL_MODELS or is_official_file(source):
-        start = load_official(source) if source in OFFICIAL_MODELS else import_official(source)
-        return _start_from_model(model, start, fusion=fusion, as_prefix=as_prefix, origin=source)
-    return start_from_timm(model, source, fusion=fusion, as_prefix=as_prefix)
+        start, origin = load_foreign_folder(folder) if is_foreign(folder) else load_folder(folder), str(folder)
+    elif source in OFFICIAL_MODELS or is_official_file(source):
+        start, origin = load_official(source) if source in OFFICIAL_MODELS else import_official(source), source
+    else:
+        return start_from_timm(model, source, fusion=fusion, as_prefix=as_prefix)
+    # draws the random numbers that runs always drew here: what a task initialises after this stays the same for a seed
+    options: dict[str, Any] = {"start_gates": "torch"} if start.config.kind == DEFAULT_KIND else {}
+    build(start.config, **options)
+    return _start_from_model(model, start, fusion=fusion, as_prefix=as_prefix, origin=origin)
 
 
 def check_start(source: str) -> None:
@@ -157,15 +159,7 @@ def _read(source: str) -> nn.Module | Weights:
             f"timm has no model {source!r}, and there is no such file, folder or bundled model; "
             f"{did_you_mean(source, BUNDLED)} timm.list_models('*deit*') lists timm's models that fit."
         )
-    try:
-        module: nn.Module = timm.create_model(source, pretrained=True)
-    except Exception as error:  # without a network, timm and the hub raise many kinds
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        raise ValueError(
-            f"timm cannot load the weights of {source} ({reason}); check the name (timm.list_pretrained) and the "
-            "network, or set model.start=FILE to a file of them."
-        ) from error
-    return module
+    return download_timm(source, instead="set model.start=FILE to a file of them")
 
 
 @torch.no_grad()
@@ -266,7 +260,15 @@ def _check_plain(weights: Weights, own: Weights, config: BaseConfig, origin: str
     changes = []
     if width > own_width and as_prefix:
         changes.append(f"it is {width} channels wide, and a prefix is narrower than the model, which has {own_width}")
-    elif width != own_width and not (as_prefix and width % HEAD_WIDTH == 0):
+    elif width < own_width and as_prefix and width % HEAD_WIDTH == 0:
+        own_heads = [getattr(round_, "heads", None) for round_ in config.rounds]
+        if own_heads[0] is not None and width // HEAD_WIDTH not in own_heads:
+            rounds = " and ".join(map(str, own_heads))
+            changes.append(
+                f"it has {width // HEAD_WIDTH} heads, but the rounds have {rounds}, so that none begins as the source: "
+                f"give a round {width // HEAD_WIDTH} heads"
+            )
+    elif width != own_width:
         remedy = (
             f"choose another start, since heads have {HEAD_WIDTH} channels"
             if width % HEAD_WIDTH

@@ -15,14 +15,14 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from torch import Tensor, nn
 
 from progresvit.config import ARCHITECTURE, PRESETS, ModelConfig
-from progresvit.interop.official import load_foreign_folder
-from progresvit.io.model_folder import CONFIG_FILE, PICKLE_SUFFIXES, WEIGHTS_FILE, find_folder, is_foreign
+from progresvit.interop.official import find_foreign, load_foreign_folder
+from progresvit.interop.timm_config import read_arguments
+from progresvit.io.model_folder import CONFIG_FILE, find_folder, is_foreign, read_config_values
 from progresvit.model import ProgResViT, slicing
 from progresvit.model.registry import read_config
 
-_AUTHORS_FILES = (CONFIG_FILE, WEIGHTS_FILE, *(f"*{suffix}" for suffix in PICKLE_SUFFIXES))
-_AUTHORS_ARGUMENTS = ("progress_stages", "progress_img_sizes", "init_values", "img_size", "pretrained_model_args")
-"""The ``model_args`` of an authors' folder, which its weights say too, and where timm keeps them."""
+_KEPT_ARGUMENTS = ("num_classes", "in_chans", "global_pool")
+"""The ``model_args`` of an authors' folder that the model takes; its weights say the others too."""
 
 
 class TimmProgResViT(ProgResViT):
@@ -119,11 +119,13 @@ def _stored_config(kwargs: dict[str, Any]) -> ModelConfig:
         assert isinstance(config, ModelConfig), "timm comes here only for folders that name this architecture"
         return config
     if source == "hf-hub":
-        folder = find_folder(repo_id, revision=revision or None, files=_AUTHORS_FILES, cache_dir=cache)
+        folder = find_foreign(repo_id, revision=revision or None, cache_dir=cache)
     model = load_foreign_folder(folder)
     assert isinstance(model, ProgResViT), "timm comes here only for folders that name this architecture"
-    for key in _AUTHORS_ARGUMENTS:
-        kwargs.pop(key, None)
+    for key, value in read_arguments(folder, read_config_values(folder)).items():
+        if key not in _KEPT_ARGUMENTS and kwargs.get(key) == value:
+            del kwargs[key]
+    kwargs.pop("pretrained_model_args", None)  # where timm keeps them
     kwargs["pretrained_cfg"] = {**model.config.timm_pretrained_cfg(), "state_dict": model.state_dict()}
     return model.config
 

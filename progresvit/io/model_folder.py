@@ -36,6 +36,8 @@ ALIASES = {"shipped": "nettewoof-tiny"}
 PICKLE_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".tar", ".pkl", ".pickle")
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_TIMM_NAME = re.compile(r"(vit|deit|flexivit)|.*_patch\d")
+"""Names of plain ViTs in timm, and of other transformers on patches, for which errors name the nearest plain ViT."""
 
 Source = str | os.PathLike[str]
 """A folder's path, the name of a bundled model, or a Hugging Face hub id such as ``organisation/model``."""
@@ -57,6 +59,13 @@ def is_bundled(source: Source) -> bool:
 def is_local(source: Source) -> bool:
     """Whether ``source`` is a folder on this machine or a bundled model."""
     return is_bundled(source) or Path(os.path.expanduser(source)).is_dir()
+
+
+def may_be_timm_name(source: Source) -> bool:
+    """Whether ``source`` looks like the name of a ViT in timm, which takes seconds to import. Paths do not."""
+    path = Path(source)
+    is_path = path.name != str(source) or path.suffix in (".safetensors", *PICKLE_SUFFIXES) or path.exists()
+    return isinstance(source, str) and not is_path and _TIMM_NAME.match(source) is not None
 
 
 def is_foreign(folder: Path) -> bool:

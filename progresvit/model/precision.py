@@ -22,7 +22,7 @@ def check_precision(device: torch.device, precision: str) -> None:
 
 
 def has_tf32(device: torch.device) -> bool:
-    """Whether the device has TF32: elsewhere torch would compute in float32 without a word."""
+    """Whether the device has TF32: elsewhere torch computes in float32 and does not say so."""
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 

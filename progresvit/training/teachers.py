@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from progresvit import api
 from progresvit.config import BaseConfig
 from progresvit.io.extras import not_installed
-from progresvit.io.model_folder import BUNDLED, find_folder, is_local
+from progresvit.io.model_folder import BUNDLED, find_folder, is_foreign, is_local
 from progresvit.io.parse import did_you_mean
 from progresvit.model.interface import RoundModel
 from progresvit.model.registry import read_config
@@ -97,7 +97,8 @@ class Mapped(nn.Module):
 def teacher_class_ids(name: str) -> tuple[str, ...]:
     """The classes of a teacher, in the order of its logits."""
     if _is_ours(name):
-        class_ids = read_config(find_folder(name)).class_ids
+        folder = find_folder(name)
+        class_ids = (api.load(folder).config if is_foreign(folder) else read_config(folder)).class_ids
         if class_ids is None:
             raise ValueError(f"the teacher {name} does not name its classes; set distillation.classes=data.")
         return class_ids

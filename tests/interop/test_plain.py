@@ -1,5 +1,6 @@
 """Plain ViTs of timm as models of one round: answers as timm's own, by timm's own images."""
 
+import argparse
 import json
 import os
 import warnings
@@ -16,10 +17,13 @@ from timm.models import save_for_hf
 from torch import nn
 
 import progresvit
+from progresvit.api import is_timm_name
 from progresvit.evaluation import read_records
 from progresvit.interop import from_timm, import_official, start_from
-from progresvit.interop.plain import _PLAIN_NAMES, config_from_timm, timm_name
+from progresvit.interop.plain import config_from_timm, timm_name
+from progresvit.interop.timm_config import PLAIN_NAMES
 from tests.commands import refused, works
+from tests.interop.authors import Trap
 from tests.serving.conftest import encode, running
 
 SMALL = {"depth": 2, "img_size": 64}
@@ -82,7 +86,9 @@ def check_answers(source, module, images, folder):
     records = folder / "records.parquet"
     works("evaluate", source, "--data", images, "--out", records, "--logits", "--workers", "0")
     np.testing.assert_allclose(read_records(records).logits[:, 0], logits.numpy(), atol=1e-4)
-    works("frontier", records)
+    assert works("frontier", records).count("100.0") == 1  # one row: every image exits after round 1
+    for rule in ("--near-lossless", "--budget-gmacs=1", "--exit-share=0.5", "--max-drop=0.1", "--budgets"):
+        refused("one round has no threshold to calibrate", "calibrate", records, rule)
     corruption = ("--suite", "generated", "--corruptions", "fog", "--severities", "1", "--workers", "0")
     works("shift", source, *corruption, "--data", images, "--out", folder / "shift")
     with running(source, None) as server:
@@ -164,6 +170,27 @@ def test_a_folder_keeps_its_own_classes_preprocessing_and_settings(tmp_path):
     assert torch.equal(start.head.weight, model.head.weight)
 
 
+def test_a_setting_of_one_round_prints_no_threshold(images, tmp_path):
+    from tests.factories import setting_of
+
+    folder = folder_of(random_vit("vit_tiny_patch16_224", **SMALL), tmp_path / "vit", SMALL)
+    (folder / "settings").mkdir()
+    setting_of(progresvit.load(folder), rounds=1, threshold=0.0).save(folder / "settings" / "near-lossless.json")
+    printed = works("classify", *sorted(images.rglob("*.png")), "--model", folder)
+    assert "after round 1" in printed
+    assert "τ" not in printed
+
+
+def test_only_names_of_transformers_on_patches_import_timm(monkeypatch):
+    assert is_timm_name("deit_tiny_patch16_224.fb_in1k")
+    assert is_timm_name("flexivit_small")
+    assert not is_timm_name("vit_nosuch")
+    monkeypatch.setattr(timm, "is_model", lambda name: pytest.fail("asks timm"))
+    for name in ("nosuch", "imagenet-tniy", "models", "progresvit_small_192_240", "vit_tiny_patch16_224.pth"):
+        assert not is_timm_name(name)
+    refused("there is no preset, bundled model or model folder 'nosuch'", "info", "nosuch")
+
+
 def test_a_pickle_of_weights_in_a_folder_is_read_as_tensors(tmp_path):
     module = random_vit("vit_tiny_patch16_224", **SMALL)
     save_for_hf(module, tmp_path / "vit", model_args=SMALL, safe_serialization=False)
@@ -173,25 +200,94 @@ def test_a_pickle_of_weights_in_a_folder_is_read_as_tensors(tmp_path):
 
 def test_a_file_takes_architecture_and_preprocessing_from_its_name(tmp_path):
     weights = random_vit("deit_tiny_patch16_224", num_classes=5).state_dict()
-    path = tmp_path / "deit_tiny_patch16_224.fb_in1k-mine.safetensors"
+    path = tmp_path / "deit_tiny_patch16_224.fb_in1k.safetensors"
     save_file(weights, path)
     model = progresvit.load(path)
     assert (model.config.num_classes, model.config.mean) == (5, progresvit.config.IMAGENET_MEAN)
     assert torch.equal(model.head.weight, weights["head.weight"])
-    assert "224 px × 3 heads, 5 classes" in works("import-official", path, "--out", tmp_path / "tiny")
+    printed = works("import-official", path, "--out", tmp_path / "tiny")
+    assert "224 px × 3 heads, 5 classes" in printed
+    assert "timm entry deit_tiny_patch16_224.fb_in1k: crop 0.9, mean 0.485, 0.456, 0.406" in printed
     assert progresvit.load(tmp_path / "tiny").config == model.config
     torch.save(weights, tmp_path / "vit_tiny_patch16_224.pth")
     assert import_official(tmp_path / "vit_tiny_patch16_224.pth").config.mean == (0.5,) * 3
     path.rename(tmp_path / "my_best.safetensors")
-    with pytest.raises(ValueError, match=r"Rename it, so that its name begins with timm's name"):
+    with pytest.raises(ValueError, match=r"Rename it to timm's name of the model"):
         progresvit.load(tmp_path / "my_best.safetensors")
 
 
-def test_the_longest_name_that_a_file_begins_with_counts():
-    assert timm_name("deit_tiny_patch16_224-a1311bcf.pth") == "deit_tiny_patch16_224"
-    assert timm_name("vit_base_patch16_224.augreg_in21k.safetensors") == "vit_base_patch16_224.augreg_in21k"
-    assert timm_name("vit_base_patch16_224_miil.safetensors") == "vit_base_patch16_224_miil"
-    assert timm_name("vit_base_patch16_2240.safetensors") is None
+def test_a_file_is_named_as_timms_entry():
+    for name, entry in {
+        "deit_tiny_patch16_224-a1311bcf.pth": "deit_tiny_patch16_224",
+        "vit_base_patch16_224.augreg_in21k.safetensors": "vit_base_patch16_224.augreg_in21k",
+        "vit_base_patch16_224_miil.pth.tar": "vit_base_patch16_224_miil",
+        "vit_small_patch16_224_dino.safetensors": "vit_small_patch16_224_dino",
+    }.items():
+        assert timm_name(Path(name)) == entry
+
+
+@pytest.mark.parametrize("rest", ["-mine", "_dinosaur", ".nosuch", ".augreg_in21k-mine", "0"])
+def test_another_name_of_a_file_is_refused_with_timms_entries(rest):
+    with pytest.raises(ValueError, match=r"Rename the file to .*, vit_tiny_patch16_224\.augreg_in21k\.safetensors"):
+        timm_name(Path(f"vit_tiny_patch16_224{rest}.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "crop"),
+    [("vit_small_patch16_224_dino", 0.485, 0.9), ("deit3_small_patch16_224_in21ft1k", 0.485, 1.0)],
+)
+def test_a_former_name_of_timm_takes_the_entry_that_it_became(name, mean, crop, tmp_path):
+    architecture = name.rsplit("_", 1)[0]
+    save_file(random_vit(architecture).state_dict(), tmp_path / f"{name}.safetensors")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        config = progresvit.load(tmp_path / f"{name}.safetensors").config
+    assert (config.mean[0], config.crop) == (mean, crop)
+
+
+def test_a_checkpoint_of_timms_training_script_keeps_its_preprocessing(tmp_path):
+    options = {"model": "deit_tiny_patch16_224", "mean": [0.25], "std": [0.5, 0.6, 0.7], "crop_pct": 0.8}
+    full = {**options, "img_size": 64, "interpolation": ""}
+    weights = random_vit("deit_tiny_patch16_224", img_size=64).state_dict()
+    torch.save({"args": argparse.Namespace(**full), "state_dict": weights}, tmp_path / "model_best.pth.tar")
+    config = import_official(tmp_path / "model_best.pth.tar").config
+    assert (config.mean, config.std, config.crop) == ((0.25,) * 3, (0.5, 0.6, 0.7), 0.8)
+    bilinear = argparse.Namespace(**{**full, "interpolation": "bilinear"})
+    torch.save({"args": bilinear, "state_dict": weights}, tmp_path / "model_best.pth.tar")
+    with pytest.raises(ValueError, match="interpolation bilinear"):
+        import_official(tmp_path / "model_best.pth.tar")
+
+
+def test_a_folder_of_timm_opens_no_file_that_it_names(tmp_path):
+    sprung, changes = tmp_path / "sprung", {**SMALL, "depth": 1}
+    folder = folder_of(random_vit("vit_tiny_patch16_224", **changes), tmp_path / "vit", changes)
+    torch.save({"state_dict": Trap(sprung)}, tmp_path / "trap.pth")
+    change_cfg(folder, file=str(tmp_path / "trap.pth"), url="https://example.com/trap.pth", custom_load=True)
+    assert progresvit.load(folder).config.depth == 1
+    change(folder, model_args={**changes, "checkpoint_path": str(tmp_path / "trap.pth")})
+    with pytest.raises(ValueError, match="model_args: checkpoint_path: unknown key"):
+        progresvit.load(folder)
+    assert not sprung.exists()
+
+
+def test_a_folder_of_timm_is_judged_before_its_weights_are_read(tmp_path):
+    changes = {**SMALL, "depth": 1}
+    folder = folder_of(random_vit("vit_tiny_patch16_224", **changes), tmp_path / "vit", changes)
+    (folder / "model.safetensors").write_bytes(b"cut")
+    assert "round 1" in works("info", folder)  # from config.json alone
+    change_cfg(folder, interpolation="bilinear")
+    with pytest.raises(ValueError, match="interpolation bilinear"):
+        progresvit.load(folder)
+
+
+def test_the_weights_in_a_folder_are_refused_with_the_folder(tmp_path):
+    changes = {**SMALL, "depth": 1}
+    folder = folder_of(random_vit("vit_tiny_patch16_224", **changes), tmp_path / "vit", changes)
+    ours = works("import-official", folder, "--out", tmp_path / "ours") and tmp_path / "ours"
+    for part in (folder, ours, progresvit.api.bundled_folder()):
+        with pytest.raises(ValueError, match=f"a part of the model folder {part}; give the folder"):
+            progresvit.load(part / "model.safetensors")
+    refused(f"{ours} is a model folder already", "import-official", ours, "--out", tmp_path / "again")
 
 
 @pytest.mark.parametrize(
@@ -206,14 +302,14 @@ def test_the_longest_name_that_a_file_begins_with_counts():
         ("vit_base_patch16_224_miil", "interpolation bilinear", "vit_base_patch16_224"),
     ],
 )
-def test_a_model_that_is_no_plain_vit_is_refused_with_the_nearest_ones(name, difference, nearest):
+def test_a_model_that_is_not_a_plain_vit_is_refused_with_the_nearest_ones(name, difference, nearest):
     with pytest.raises(ValueError, match=f"{difference}.*nearest plain ViTs.* {nearest}"):
         progresvit.load(name)
 
 
 @pytest.mark.slow
 def test_every_plain_vit_that_errors_suggest_is_one():
-    for name in filter(_PLAIN_NAMES.fullmatch, timm.list_models()):
+    for name in filter(PLAIN_NAMES.fullmatch, timm.list_models()):
         assert config_from_timm(name).psg is False
 
 
@@ -227,6 +323,8 @@ def test_every_plain_vit_that_errors_suggest_is_one():
         ({"global_pool": "avg", "fc_norm": False}, "pooled by 'avg'"),
         ({"block_fn": timm.models.vision_transformer.ResPostBlock}, "ResPostBlock"),
         ({"img_size": (64, 96)}, "64x96 pixels"),
+        ({"pos_embed": "none"}, "lacks pos_embed"),
+        ({"proj_bias": False}, r"lacks blocks\.0\.attn\.proj\.bias"),
     ],
 )
 def test_differences_that_names_of_weights_do_not_show_are_refused(options, difference):
@@ -238,6 +336,10 @@ def test_differences_that_names_of_weights_do_not_show_are_refused(options, diff
 def change(folder, **changes):
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**values, **changes}))
+
+
+def change_cfg(folder, **changes):
+    change(folder, pretrained_cfg={**json.loads((folder / "config.json").read_text())["pretrained_cfg"], **changes})
 
 
 DAMAGES = {
@@ -258,7 +360,23 @@ DAMAGES = {
     "no name": (lambda folder: change(folder, architecture=None), "neither timm nor this package"),
     "no preprocessing": (lambda folder: change(folder, pretrained_cfg=None), "has no pretrained_cfg"),
     "another preprocessing": (lambda folder: change(folder, pretrained_cfg={"mean": "grey"}), "mean"),
-    "an unknown argument": (lambda folder: change(folder, model_args={"depht": 3}), "timm cannot build"),
+    "an unknown argument": (lambda folder: change(folder, model_args={"depht": 3}), "did you mean 'depth'"),
+    "a download": (lambda folder: change(folder, model_args={"pretrained": True}), "model_args: pretrained: unknown"),
+    "too many blocks": (lambda folder: change(folder, model_args={"depth": 200_000}), "depth: .*512"),
+    "too many heads": (lambda folder: change(folder, model_args={"num_heads": 300}), "num_heads: .*256"),
+    "too wide": (lambda folder: change(folder, model_args={"embed_dim": 10**9}), "embed_dim: .*16384"),
+    "too large images": (lambda folder: change(folder, model_args={"img_size": [10**6, 10**6]}), "img_size.*4096"),
+    "text for a number": (lambda folder: change(folder, model_args={"depth": "3"}), "depth: "),
+    "too large an input": (
+        lambda folder: change_cfg(folder, input_size=[3, 10**6, 10**6]),
+        "input_size.*4096",
+    ),
+    "names of other classes": (
+        lambda folder: change(folder, label_names=["cat", "dog"]),
+        "label_names has 2 names for 1000 classes",
+    ),
+    "another interpolation": (lambda folder: change_cfg(folder, interpolation="bilinear"), "interpolation bilinear"),
+    "a number for a mean": (lambda folder: change_cfg(folder, mean=0.5), "mean"),
     "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "is not JSON"),
 }
 

@@ -147,7 +147,8 @@ def test_a_folder_of_the_authors_loads_here_and_through_timm(case, file, tmp_pat
     sides = case["resolutions"]
     heads = [width // 64 for width in case["widths"]]
     init = {"init_values": 1e-6} if case["layer_scale"] else {}
-    arguments = {"img_size": sides[-1], "progress_stages": heads, "progress_img_sizes": sides, **init}
+    sizes = {"img_size": sides[-1], "embed_dim": 64 * heads[-1], "depth": 2, "num_heads": heads[-1]}
+    arguments = {**sizes, "progress_stages": heads, "progress_img_sizes": sides, "num_classes": 11, **init}
     folder = publish(tmp_path / "hub", state, file=file, **arguments)
     model = progresvit.load(folder)
     assert [round_.resolution for round_ in model.config.rounds] == sides
@@ -176,6 +177,46 @@ def test_a_folder_of_thinkingvit_loads(tmp_path):
     assert torch.equal(model.transitions[0].widen.weight, state["proj_layer.weight"])
 
 
+def test_a_folder_of_hydravit_loads(tmp_path):
+    state = vit_state(heads=3)
+    folder = publish(tmp_path / "hub", state, architecture="hydravit_dyn_patch16_224", heads="1, 3")
+    config = progresvit.load(folder).config
+    assert (config.kind, [round_.heads for round_ in config.rounds]) == ("hydravit", [1, 3])
+    (tmp_path / "other").mkdir()
+    other = publish(tmp_path / "other" / "hub", state, architecture="hydravit", heads="1;3")
+    with pytest.raises(ValueError, match=r"hub/model\.safetensors: the option heads is a list of numbers"):
+        progresvit.load(other)
+
+
+@pytest.mark.parametrize("architecture", ["progresvit", "thinkingvit", "hydravit"])
+def test_preprocessing_and_classes_of_a_projects_folder_are_kept(architecture, tmp_path):
+    states = {
+        "progresvit": lambda: make_state(CASES["two rounds"], depth=1),
+        "thinkingvit": lambda: thinking_state((1, 2)),
+        "hydravit": lambda: vit_state(heads=3),
+    }
+    folder = publish(tmp_path / "hub", states[architecture](), architecture=architecture)
+    values = json.loads((folder / "config.json").read_text())
+    values["pretrained_cfg"].update(mean=[0.5] * 3, std=[0.25] * 3, crop_pct=0.8)
+    values["label_names"] = [f"n{number}" for number in range(11)]
+    (folder / "config.json").write_text(json.dumps(values))
+    config = progresvit.load(folder).config
+    assert (config.mean, config.std, config.crop) == ((0.5,) * 3, (0.25,) * 3, 0.8)
+    assert config.class_ids == config.labels == tuple(values["label_names"])
+    if architecture == "progresvit":
+        through_timm = timm.create_model(f"local-dir:{folder}", pretrained=True)
+        assert through_timm.config == config
+        cfg = through_timm.pretrained_cfg
+        assert (tuple(cfg["mean"]), tuple(cfg["std"]), cfg["crop_pct"]) == (config.mean, config.std, config.crop)
+
+
+def test_a_pickle_is_read_only_without_a_safetensors_file(tmp_path):
+    state = make_state(CASES["two rounds"], depth=1)
+    folder = publish(tmp_path / "hub", state, file="weights.safetensors")
+    (folder / "pytorch_model.bin").write_bytes(b"not a checkpoint")
+    assert torch.equal(progresvit.load(folder).norm.weight, state["norm.weight"])
+
+
 def test_settings_of_an_authors_folder_are_found(tmp_path):
     folder = publish(tmp_path / "hub", make_state(CASES["two rounds"], depth=1))
     model, found = progresvit.api.load_with_folder(folder)
@@ -194,6 +235,12 @@ def test_settings_of_an_authors_folder_are_found(tmp_path):
         ({"model_args": [1]}, "model_args is an object"),
         ({"model_args": {"progress_img_sizes": "192"}}, "progress_img_sizes is a list"),
         ({"model_args": {"progress_img_sizes": [192, 230]}}, "the nearest are 224 and 240"),
+        ({"model_args": {"progress_img_sizes": [128, 192, 240]}}, "hub/model.safetensors: 3 resolutions for 2 head"),
+        ({"num_classes": 1000}, "says num_classes 1000, but model.safetensors has 11 classes"),
+        ({"model_args": {"num_classes": 12}}, "says num_classes 12, but"),
+        ({"pretrained_cfg": {"interpolation": "bilinear"}}, "interpolation bilinear"),
+        ({"pretrained_cfg": [1]}, "pretrained_cfg is an object"),
+        ({"label_names": ["cat", "dog"]}, "label_names has 2 names for 11 classes"),
         ({"architecture": "progresvit2"}, "neither timm nor this package has"),
     ],
 )

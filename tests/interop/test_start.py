@@ -230,7 +230,7 @@ def weights_with_an_integer_bias():
         (lambda config: "deit_smal", "timm has no model 'deit_smal'"),
         (
             lambda config: "deit_tiny_patch16_224.nonsense",
-            "timm cannot load .*Invalid pretrained tag.*set model.start=FILE to a file of them",
+            "timm cannot load .*Invalid pretrained tag.*or give a file of them",
         ),
         (
             lambda config: "deit_tiny_patch16_224.safetensors",
@@ -311,7 +311,7 @@ def test_a_start_from_a_folder_draws_the_random_numbers_of_a_new_model(small_con
     folder = progresvit.save(ProgResViT(small_config), tmp_path / "model")
     model = ProgResViT(small_config)
     torch.manual_seed(1)
-    ProgResViT(small_config)
+    ProgResViT(small_config, start_gates="torch")
     expected = torch.get_rng_state()
     torch.manual_seed(1)
     start_from(model, str(folder))
@@ -354,3 +354,13 @@ def test_a_narrow_start_needs_the_word_prefix_and_a_wide_one_never_fits():
     for as_prefix, message in ((True, "768 channels wide, and a prefix is narrower"), (False, "so that it ends in 12")):
         with pytest.raises(ValueError, match=message):
             start_from_timm(model, wide, as_prefix=as_prefix)
+
+
+def test_a_prefix_needs_a_round_of_its_width():
+    source = random_vit(depth=2)
+    for rounds in ([4, 6], [6]):
+        fields = {"heads": 6, "depth": 2, "rounds": make_rounds([224] * len(rounds), rounds)}
+        for model in (ProgResViT(ModelConfig(**fields)), ThinkingViT(ThinkingViTConfig(**fields))):
+            named = " and ".join(map(str, rounds))
+            with pytest.raises(ValueError, match=f"it has 3 heads, but the rounds have {named}.*give a round 3 heads"):
+                start_from_timm(model, source, as_prefix=True)

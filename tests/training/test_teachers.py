@@ -135,6 +135,19 @@ def test_our_own_models_can_teach(small_config, randomize, tmp_path):
         assert torch.allclose(answers, master(images)[-1].logits[:, [2, 0]], atol=1e-5)
 
 
+def test_a_folder_of_timm_can_teach(student, tmp_path):
+    sizes = {"depth": 1, "img_size": 32}
+    module = timm.create_model("vit_tiny_patch16_224", num_classes=3, **sizes).eval()
+    names = {"label_names": [WOOF[2], WOOF[0], WOOF[1]]}
+    timm.models.save_for_hf(module, tmp_path / "vit", model_args=sizes, model_config=names, safe_serialization=True)
+    assert teacher_class_ids(str(tmp_path / "vit")) == (WOOF[2], WOOF[0], WOOF[1])
+    with torch.no_grad():
+        grey = torch.full((1, 3, 32, 32), 0.5)
+        images = (grey - torch.tensor(student.mean).view(3, 1, 1)) / torch.tensor(student.std).view(3, 1, 1)
+        answers = load_teacher(str(tmp_path / "vit"), student).eval()(images)
+        assert torch.allclose(answers, module(torch.zeros(1, 3, 32, 32))[:, [1, 2, 0]], atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("name", "class_ids", "remedy"),
     [
