@@ -230,7 +230,7 @@ def weights_with_an_integer_bias():
         (lambda config: "deit_smal", "timm has no model 'deit_smal'"),
         (
             lambda config: "deit_tiny_patch16_224.nonsense",
-            "timm cannot load .*Invalid pretrained tag.*or give a file of them",
+            "timm cannot load .*Invalid pretrained tag.*or set model.start=FILE to a file of them",
         ),
         (
             lambda config: "deit_tiny_patch16_224.safetensors",
