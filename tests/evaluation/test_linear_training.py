@@ -210,5 +210,5 @@ def test_a_gpu_learns_too_and_resumes(model, digits, tmp_path):
     first = run(model, digits, tmp_path / "a.parquet", processes=gpu, epochs=25)
     again = run(model, digits, tmp_path / "b.parquet", processes=gpu, epochs=25)
     model.cpu()
-    assert (first.correct.mean(axis=0) > 0.5).all()
+    assert (first.correct.mean(axis=0) > 0.4).all()  # of four classes
     assert np.array_equal(first.statistics, again.statistics)
