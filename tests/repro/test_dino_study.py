@@ -218,6 +218,16 @@ def test_another_evaluation_beside_earlier_results_is_refused(folder, tmp_path):
         entries.check_earlier(study, folder, Places(data="D", runs=tmp_path))
 
 
+def test_a_linear_probe_of_before_read_one_block(folder, tmp_path):
+    study, places = load_study("dino"), Places(data="D", runs=tmp_path)
+    words = ["--in-memory", "--epochs", "20"]
+    change(folder / "plain-linear-1.json", lambda values: values["probe"].update(words=words, settings={}))
+    entries.check_earlier(study, folder, places)
+    change(folder / "plain-linear-1.json", lambda values: values["probe"].update(settings={"blocks": 4}))
+    with pytest.raises(ValueError, match=r"plain-linear-1\.json was made differently.*other evaluation"):
+        entries.check_earlier(study, folder, places)
+
+
 def test_another_start_beside_earlier_results_is_refused(folder, tmp_path):
     change(folder / "supervised-dino-2.json", lambda values: values["recipe"]["model"].update(start="plain"))
     with pytest.raises(ValueError, match=r"supervised-dino-2\.json was made differently.*model\.start"):
