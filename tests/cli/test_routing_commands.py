@@ -15,7 +15,7 @@ from progresvit.evaluation.shift import read_summary
 from progresvit.metrics.interval import share_interval
 from progresvit.routing import load_budgets, load_router, load_setting
 from tests.commands import refused, run, works
-from tests.evaluation.made import make_records
+from tests.evaluation.made import make_records, of_imagenet
 
 PUBLISHED = Path(__file__).parents[2] / "repro" / "published.yaml"
 
@@ -106,9 +106,12 @@ def test_evaluate_says_what_it_left_out_and_refuses_bad_input(model, digits, tmp
 def test_frontier_beside_published_results(records, tmp_path):
     published = ("--published", PUBLISHED, "--comparison", "dynamic-tokens")
     outs = [tmp_path / f"f.{suffix}" for suffix in ("csv", "json", "png")]
+    refused("ImageNet's 1000 classes, and r was evaluated on 12 classes; leave", "frontier", records, *published)
+    write_records(of_imagenet(read_records(records), images=3000), records)
     output = works("frontier", records, *published, *(x for out in outs for x in ("--out", out)))
-    assert "published, DeiT-S, r = 13" in output
-    assert "arXiv:2210.09461" in output
+    assert "(measured on 3,000 images, published on 50,000)" in output
+    assert "published, DeiT-S, 0.7" in output
+    assert "arXiv:2106.02034" in output
     rows = list(csv.DictReader(outs[0].open()))
     assert {row["model"] for row in rows if row["source"]} == {row["model"] for row in rows} - {"r"}
     refused("give both", "frontier", records, "--comparison", "early-exit")
