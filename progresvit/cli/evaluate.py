@@ -103,7 +103,8 @@ def evaluate(
     crop: Annotated[
         float | None,
         typer.Option(
-            help="linear: share of the shorter side that the evaluation crop keeps, 0.875 by default, as in DINO."
+            help="knn and linear: share of the shorter side that the evaluation crop keeps; by default the model's for "
+            "knn, and 0.875 for linear, as in DINO."
         ),
     ] = None,
     in_memory: Annotated[

@@ -39,6 +39,18 @@ def evaluated(digits, tmp_path_factory, randomize):
         ["evaluate", models[0], "--data", digits, *options, root / "digits.parquet"],
         ["evaluate", models[1], "--data", shapes, "--batch", 1, *options, root / "shapes.parquet"],
         ["evaluate", models[0], "--data", digits, *LINEAR, *options, root / "linear.parquet"],
+        [
+            "evaluate",
+            models[0],
+            "--data",
+            digits,
+            *LINEAR,
+            "--batch",
+            21,
+            "--in-memory",
+            *options,
+            root / "memory.parquet",
+        ],
         ["evaluate", models[1], "--data", wrong, *options, root / "wrong.parquet"],
         constants=CHUNKS,
     )
@@ -70,6 +82,12 @@ def test_two_processes_train_the_linear_probe_of_one(evaluated, digits, tmp_path
     assert np.array_equal(one.ids, two.ids)
     assert one.statistics == pytest.approx(two.statistics, abs=1e-4)
     assert not list(evaluated.root.glob("linear.parquet.*"))
+
+
+def test_processes_with_images_in_memory_are_named(evaluated):
+    about = read_records(evaluated.root / "memory.parquet").header.probe
+    assert (about["processes"], about["batch"]) == (2, 20)
+    assert "processes" not in read_records(evaluated.root / "linear.parquet").header.probe
 
 
 def test_an_error_ends_both_processes_and_leaves_no_records(evaluated):
