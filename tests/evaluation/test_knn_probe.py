@@ -75,9 +75,12 @@ def test_the_header_holds_the_settings_and_the_bank(model, records):
 
 def test_another_crop_is_that_of_the_bank_and_the_images(model, digits, records, tmp_path, monkeypatch):
     crops, prepare = [], probes.NamedTransform
-    monkeypatch.setattr(
-        probes, "NamedTransform", lambda config, *rest: crops.append(config.crop) or prepare(config, *rest)
-    )
+
+    def noted(config, corruption):
+        crops.append(config.crop)
+        return prepare(config, corruption)
+
+    monkeypatch.setattr(probes, "NamedTransform", noted)
     other = run(model, digits, tmp_path / "r.parquet", crop=0.5)
     assert crops == [0.5, 0.5]
     assert other.header.preprocessing == describe_preprocessing(model.config.replace(crop=0.5))

@@ -204,7 +204,8 @@ def test_limits_of_unreadable_images_count_those_of_all_processes(model, digits,
 
     def gather(value):
         values = gathered["reasons" if isinstance(value, dict) else "counts"]
-        return values if values.append(value) is None else values
+        values.append(value)
+        return values
 
     for rank in (1, 0):
         processes = SimpleNamespace(rank=rank, count=2, device=torch.device("cpu"), gather=gather)

@@ -21,6 +21,7 @@ from tests.processes import run_together
 pytestmark = pytest.mark.slow
 
 LINEAR = ("--task", "linear", "--epochs", 3, "--blocks", 2, "--learning-rates", "0.03,0.3", "--batch", 20)
+IN_MEMORY = ("--in-memory", "--batch", 21)
 CHUNKS = {"progresvit.evaluation.parts.CHUNK": 7, "progresvit.evaluation.run.MASK_CHUNK": 2}
 """Small parts, so that each process has several."""
 
@@ -39,18 +40,7 @@ def evaluated(digits, tmp_path_factory, randomize):
         ["evaluate", models[0], "--data", digits, *options, root / "digits.parquet"],
         ["evaluate", models[1], "--data", shapes, "--batch", 1, *options, root / "shapes.parquet"],
         ["evaluate", models[0], "--data", digits, *LINEAR, *options, root / "linear.parquet"],
-        [
-            "evaluate",
-            models[0],
-            "--data",
-            digits,
-            *LINEAR,
-            "--batch",
-            21,
-            "--in-memory",
-            *options,
-            root / "memory.parquet",
-        ],
+        ["evaluate", models[0], "--data", digits, *LINEAR, *IN_MEMORY, *options, root / "memory.parquet"],
         ["evaluate", models[1], "--data", wrong, *options, root / "wrong.parquet"],
         constants=CHUNKS,
     )

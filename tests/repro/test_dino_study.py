@@ -218,6 +218,12 @@ def test_another_evaluation_beside_earlier_results_is_refused(folder, tmp_path):
         entries.check_earlier(study, folder, Places(data="D", runs=tmp_path))
 
 
+def test_the_papers_study_crops_for_neighbours_as_dino_does():
+    study = read_study("paper")
+    words = {run.probe_words for run in study.runs.values() if run.task == "knn"}
+    assert words == {("--task", "knn", "--crop", "0.875")}
+
+
 def test_a_linear_probe_of_before_read_one_block(folder, tmp_path):
     study, places = load_study("dino"), Places(data="D", runs=tmp_path)
     words = ["--in-memory", "--epochs", "20"]
