@@ -41,7 +41,7 @@ TOY = {
     "set": SMALL,
     "runs": {
         "ours": {"set": [OPTIONS], "task": "knn", "evaluate": ["--k", "3"], "seeds": [1]},
-        "probe": {"of": "ours", "task": "linear", "evaluate": ["--epochs", "1"]},
+        "probe": {"of": "ours", "task": "linear", "evaluate": ["--epochs", "1", "--blocks", "1"]},
         "after": {"recipe": "digits", "seeds": [1], "start": "ours", "set": ["schedule.cooldown=0"]},
     },
     "frontiers": {"knn": {"title": "k-NN", "ours": "ours", "rows": {"ours": "ours"}, "margin": 1}},
@@ -94,7 +94,7 @@ def test_a_run_starts_from_the_model_of_another_with_the_same_seed(tmp_path):
     [
         ({"one": {"merge": [2]}}, "name that run with of:"),
         ({"one": {}, "two": {"of": "one"}}, "add merge or task"),
-        ({"one": {}, "two": {"of": "one", "task": "knn", "start": "one"}}, "remove recipe, set, seeds and start"),
+        ({"one": {}, "two": {"of": "one", "task": "knn", "start": "one"}}, "remove recipe, set, seeds, start and data"),
         ({"one": {"evaluate": ["--k", "3"]}}, "add task, or remove evaluate"),
         ({"one": {"task": "knnn"}}, "runs.one.task"),
         ({"one": {"start": "two"}, "two": {"start": "one"}}, "one starts from two starts from one; start one"),
