@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from progresvit.compute import Convention
 from progresvit.evaluation.per_round import CrossFittedPoint, cross_fitted_curve, has_per_round
-from progresvit.evaluation.published import PublishedSeries, check_comparable
+from progresvit.evaluation.published import PublishedSeries, check_comparable, describe_images
 from progresvit.evaluation.records import Records, RoutedRecords
 from progresvit.evaluation.reliability import Reliability
 from progresvit.evaluation.selective import RiskCoverage
@@ -20,6 +20,7 @@ from progresvit.plots import (
     BAND,
     BELOW,
     COLOURS,
+    LINES,
     MARKERS,
     band_entry,
     curve_style,
@@ -47,9 +48,13 @@ WITHHELD = 0.2
 CURVE = 300
 """Number of thresholds per curve."""
 
-PUBLISHED = "\npublished points: GMACs as in their sources"
+PUBLISHED = "published points: GMACs as in their sources"
 LABEL = 24
 """Characters of the label of a published point."""
+BESIDE = ((4, -7, "left"), (4, 3, "left"), (-4, 3, "right"), (-4, -7, "right"))
+"""Places of the label of a published point beside it: offsets in points, and the side of the label that is there."""
+APART = tuple((x, y, "left" if x > 0 else "right") for y in (-14, 10, -22, 18) for x in (10, -10, 18, -18, 30))
+"""Places with a line from the label to its point."""
 ENTRY = 0.14
 """Inches of height for each method in the legend."""
 PER_ROUND_CURVE = 40
@@ -85,12 +90,13 @@ def frontier_figure(
             their labels. GMACs are those of the sources, whatever the convention.
         convention: Convention of the GMACs.
     """
+    check_comparable(models, published)
     metric = next(iter(models.values())).metric
-    check_comparable(published, metric)
     name_of_accuracy = "top-1 accuracy" if isinstance(metric, Top1) else next(iter(metric.labels.values()))
+    notes = [PUBLISHED, *filter(None, [describe_images(models)])] if published else []
     figure, axes = new_figure(
         title="",
-        x=f"average GMACs per image ({convention} convention){PUBLISHED if published else ''}",
+        x="\n".join([f"average GMACs per image ({convention} convention)", *notes]),
         y=f"{name_of_accuracy} (%)",
     )
     savings: dict[str, float] = {}
@@ -135,13 +141,17 @@ def frontier_figure(
 
 
 def _draw_published(axes: Axes, published: Sequence[PublishedSeries], *, first: int) -> dict[str, dict[str, Any]]:
-    """Points of other methods, and labels of those that are models of their own; returns their legend."""
+    """Points of other methods, and labels of those that are models of their own; returns their legend.
+
+    The first colours are those of the measured models. When the others begin again, markers tell methods apart.
+    """
     methods = list(dict.fromkeys(series.method for series in published))
+    colours = COLOURS[first:] or ("0.4",)
     entries: dict[str, dict[str, Any]] = {}
     for series in published:
-        number = first + methods.index(series.method)
-        marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]  # another one when the colours begin again
-        look = {**curve_style(number), "marker": marker, "markersize": 5, "linewidth": 1.1}
+        number = methods.index(series.method)
+        look: dict[str, Any] = {"color": colours[number % len(colours)], "marker": MARKERS[number % len(MARKERS)]}
+        look |= {"linestyle": LINES[number % len(LINES)], "markersize": 5, "linewidth": 1.1}
         if not series.one_model:
             look["linestyle"] = "none"
         points = sorted((point.gmacs, point.top1, point.label) for point in series.points)
@@ -149,28 +159,50 @@ def _draw_published(axes: Axes, published: Sequence[PublishedSeries], *, first: 
         entries.setdefault(series.method, look)
         for gmacs, top1, label in [] if series.one_model else points:
             shown = {"textcoords": "offset points", "fontsize": 6.5, "color": look["color"], "zorder": 3}
-            axes.annotate(shorten(label, LABEL), (gmacs, top1), xytext=(4, -7), **shown)
+            leader = {"arrowstyle": "-", "linewidth": 0.5, "color": look["color"], "shrinkA": 0, "shrinkB": 3}
+            axes.annotate(shorten(label, LABEL), (gmacs, top1), xytext=BESIDE[0][:2], arrowprops=leader, **shown)
     return entries
 
 
 def _spread_labels(figure: Figure, axes: Axes, labels: Sequence[Any]) -> None:
-    """Move each label to the first place beside its point where it covers no other label or point.
+    """Move each label to a place where it covers no other label or point: beside its point, or at a leader line.
 
-    A label without such a place is removed; tables have all labels.
+    A label beside its point is nearer to it than to all others. A label without a place is removed; tables have all.
     """
+    from matplotlib.text import Text
+
     figure.draw_without_rendering()  # places are known after it
-    points = np.concatenate([axes.transData.transform(line.get_xydata()) for line in axes.lines])
+    lines = [axes.transData.transform(line.get_xydata()) for line in axes.lines]
+    points = np.concatenate(lines)
+    steps = np.linspace(0, 1, 30)[:, None, None]
+    drawn = [line for line, style in zip(lines, axes.lines) if style.get_linestyle() != "None"]
+    curves = np.concatenate([((1 - steps) * line[:-1] + steps * line[1:]).reshape(-1, 2) for line in drawn])
     taken: list[Any] = []
     for label in labels:
-        for offset, side in (((4, -7), "left"), ((4, 3), "left"), ((-4, 3), "right"), ((-4, -7), "right")):
-            label.set(position=offset, horizontalalignment=side)
-            box = label.get_window_extent()
-            covers = any(box.overlaps(other) for other in taken) or any(box.contains(*point) for point in points)
-            if not covers and axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1:
+        at = axes.transData.transform(label.xy)
+        for x, y, side in (*BESIDE, *APART):
+            label.set(position=(x, y), horizontalalignment=side)
+            box = Text.get_window_extent(label)  # without the line
+            away = np.hypot(*(points - points.clip(box.min, box.max)).T)  # of the points from the label
+            others = np.hypot(*(points - at).T) > 1  # a point may be in several series
+            room = not box.count_contains([*points, *curves]) and axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1
+            apart = (x, y, side) in APART
+            if apart:
+                room = room and not any(_crosses(at, box, other) for other in taken)
+            elif others.any():
+                room = room and away[others].min() > 1.5 * away[~others].min()
+            if room and not any(box.overlaps(other) for other in taken):
                 taken.append(box)
+                label.arrow_patch.set_visible(apart)
                 break
         else:
             label.remove()
+
+
+def _crosses(at: Floats, box: Any, other: Any) -> bool:
+    """Whether the line from a point to the middle of its label crosses another label."""
+    middle = np.array([(box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2])
+    return any(other.contains(*(at + share * (middle - at))) for share in np.linspace(0, 1, 20))
 
 
 def _draw_model(

@@ -32,7 +32,7 @@ def shift_figure(results: Sequence[ShiftSummary]) -> Figure:
     the same images. A model has no mark in suites on which it was not evaluated.
 
     Args:
-        results: What ``progresvit shift`` found, of any models and suites; models keep this order.
+        results: Summaries that ``progresvit shift`` wrote, of any models and suites; models keep this order.
     """
     check_beside(results)
     suites = [suite for suite in SUITES if any(result.suite == suite for result in results)]

@@ -103,7 +103,8 @@ def evaluate(
     crop: Annotated[
         float | None,
         typer.Option(
-            help="linear: share of the shorter side that the evaluation crop keeps, 0.875 by default, as in DINO."
+            help="knn and linear: share of the shorter side that the evaluation crop keeps; by default the model's for "
+            "knn, and 0.875 for linear, as in DINO."
         ),
     ] = None,
     in_memory: Annotated[
@@ -192,11 +193,12 @@ def _report(records: Records | SegmentationRecords, out: Path) -> None:
 
     header, split = records.header, records.header.split or ""
     if isinstance(records, Records):
-        found = header.images if header.sample is None else header.sample["of"]
-        output.report_drawn_split(header.data, split, images=found, drawn_from=header.drawn_from)
+        available = header.images if header.sample is None else header.sample["of"]
+        output.report_drawn_split(header.data, split, images=available, drawn_from=header.drawn_from)
         if header.sample is not None:
             output.echo(
-                f"note: a random sample of {header.images} of {found} images, drawn with seed {header.sample['seed']}",
+                f"note: a random sample of {header.images} of {available} images, drawn with seed "
+                f"{header.sample['seed']}",
                 err=True,
             )
     elif header.drawn_from is not None:  # from images without split folders, or from the training list of the Pets

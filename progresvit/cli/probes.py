@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 KNN, LINEAR = "knn", "linear"
 HEADS = ("classification", "segmentation")
 FOR_KNN = ("k", "temperature")
-FOR_LINEAR = ("epochs", "learning_rates", "blocks", "crop", "in_memory")
+FOR_LINEAR = ("epochs", "learning_rates", "blocks", "in_memory")
+FOR_BOTH = ("crop", "bank_split")
 FOR_HEADS = ("unlabelled", "restrict_classes")
 NOT_FOR_PROBES = "for predictions of the model's head, and knn and linear choose among the labelled classes of the data"
 
@@ -37,10 +38,10 @@ def parse_probe(context: typer.Context, model_task: str) -> tuple[Callable[..., 
         options.refuse_options(context, FOR_HEADS, NOT_FOR_PROBES)
     if task == KNN:
         options.refuse_options(context, FOR_LINEAR, "for --task linear, and this is --task knn")
-        return _with(evaluate_knn, {name: values[name] for name in (*FOR_KNN, "bank_split")}), None
+        return _with(evaluate_knn, {name: values[name] for name in (*FOR_KNN, *FOR_BOTH)}), None
     if task == LINEAR:
         options.refuse_options(context, FOR_KNN, "for --task knn, and this is --task linear")
-        settings = {name: values[name] for name in (*FOR_LINEAR, "bank_split")}
+        settings = {name: values[name] for name in (*FOR_LINEAR, *FOR_BOTH)}
         if (rates := values["learning_rates"]) is not None:
             settings["learning_rates"] = options.parse_numbers(rates, "--learning-rates")
         return _with(evaluate_linear, settings), BATCH
@@ -50,7 +51,7 @@ def parse_probe(context: typer.Context, model_task: str) -> tuple[Callable[..., 
         raise ValueError(f"--task {task} does not fit the model, whose task is {model_task}; leave it out.")
     options.refuse_options(context, FOR_KNN, "for --task knn")
     options.refuse_options(context, FOR_LINEAR, "for --task linear")
-    options.refuse_options(context, ["bank_split"], "for --task knn and --task linear")
+    options.refuse_options(context, FOR_BOTH, "for --task knn and --task linear")
     return None
 
 

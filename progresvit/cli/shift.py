@@ -59,7 +59,7 @@ def shift(
     Run it again to resume.
     """
     from progresvit.data.augment.corruptions import CORRUPTIONS, SEVERITIES
-    from progresvit.evaluation.shift import evaluate_sets, plan, read_summary
+    from progresvit.evaluation.shift import check_beside, evaluate_sets, plan, read_summary, shift_subject
     from progresvit.evaluation.source import EvalOptions, intended_header
     from progresvit.table import PLOTS
 
@@ -84,6 +84,7 @@ def shift(
     eval_options = EvalOptions(precision=precision, batch=size, workers=workers, overwrite=overwrite, cache=cache)
     with output.running(opened.device) as (processes, begin):
         header = intended_header(opened.model, sets[0].source, model, eval_options, processes)
+        check_beside([*others, shift_subject(sets, header)] if plot is not None else [])
         fitted = options.open_router(router, header)
         tau = options.parse_threshold(threshold, header, fitted)
         records = evaluate_sets(

@@ -102,9 +102,14 @@ def evaluation_batches(
     device: torch.device,
     unreadable: Unreadable,
     decode: str = "cpu",
+    indices: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
-    """Every readable image once, in order, after the evaluation crop; ``decode`` as for :func:`numbered_batches`."""
-    groups = [list(range(first, min(first + batch, len(dataset)))) for first in range(0, len(dataset), batch)]
+    """Every readable image once, in order, after the evaluation crop; ``decode`` as for :func:`numbered_batches`.
+
+    ``indices`` are the images of this process; None: all.
+    """
+    indices = range(len(dataset)) if indices is None else indices
+    groups = [list(indices[first : first + batch]) for first in range(0, len(indices), batch)]
     batches = numbered_batches(
         dataset, groups, transform=NamedTransform(config), workers=workers, device=device, decode=decode
     )

@@ -117,5 +117,10 @@ def _numbers_by_name(config: BaseConfig) -> dict[str, int]:
     if config.class_ids is not None:
         return {name: number for number, name in enumerate(config.class_ids)}
     if config.num_classes == IMAGENET_CLASSES:
-        return {name: number for number, name in enumerate(ImageNetInfo().label_names())}
+        return {name: number for number, name in enumerate(imagenet_ids())}
     return {}
+
+
+def imagenet_ids() -> list[str]:
+    """ImageNet's 1000 folder names, in the order of the classes."""
+    return list(ImageNetInfo().label_names())

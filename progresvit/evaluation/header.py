@@ -114,15 +114,8 @@ class Header:
                 "have the same names."
             )
 
-    def check_same_sample(self, other: Header) -> None:
-        """Refuse records of the same data and split of which these and the other are different samples."""
-        if (self.data, self.split) == (other.data, other.split) and self.sample != other.sample:
-            raise ValueError(
-                f"{self.model} was evaluated on {self._describe_sample()} of {self.data}, and {other.model} on "
-                f"{other._describe_sample()}; evaluate both on the same images, with the same limit and seed."
-            )
-
-    def _describe_sample(self) -> str:
+    def describe_sample(self) -> str:
+        """Which of its images the data were evaluated on."""
         if self.sample is None:
             return "all images"
         return "a sample of {images} of {of} images (seed {seed})".format(**self.sample)

@@ -26,6 +26,7 @@ from progresvit.data.split import hold_out
 from progresvit.distributed import Processes
 from progresvit.evaluation.linear_probe import LinearProbe, count_correct
 from progresvit.evaluation.source import EvalOptions
+from progresvit.io.parse import count_of
 from progresvit.io.part_formats import Checkpoint
 from progresvit.io.resumable import Progress, ResumableTable
 from progresvit.model.interface import RoundModel
@@ -83,8 +84,14 @@ def training_batches(
 
 
 def largest_batch(batch: int, images: int, processes: Processes) -> int:
-    """The batch, or as many images as there are if processes can share them."""
-    return min(batch, images // processes.count * processes.count)
+    """The largest batch that processes can share, up to the given one and the number of images."""
+    shared = min(batch, images) // processes.count * processes.count
+    if shared == 0:
+        raise ValueError(
+            f"{processes.count} processes share each batch, so batch must be at least {processes.count}, and as many "
+            f"training images are needed; got batch={batch} and {count_of(images, 'image')}."
+        )
+    return shared
 
 
 def train_probe(
@@ -147,23 +154,23 @@ def held_out_accuracy(
 
     Processes share the images. ``config`` prepares them.
     """
-    mine = held_out.subset(range(processes.rank, len(held_out), processes.count))
-    unreadable = Unreadable(mine)
+    unreadable = Unreadable(held_out)
     unreadable.limit *= ONE_IN  # as many as one in a hundred of all labelled images
     right, count = torch.zeros(()), 0
     for images, targets in evaluation_batches(
-        mine,
+        held_out,
         config=config,
         batch=options.batch,
         workers=options.workers,
         device=processes.device,
         unreadable=unreadable,
         decode=options.decode,
+        indices=range(processes.rank, len(held_out), processes.count),
     ):
         tokens = class_tokens(model, images, options.dtype, blocks=blocks)
         right = right + count_correct(probe, tokens, targets).cpu()
         count += len(targets)
-    counts = processes.gather((right, count, unreadable.lines()))
-    total = torch.stack([right for right, *_ in counts if right.ndim]).sum(dim=0)
-    lines = [line for *_, of_process in counts for line in of_process]
-    return total.double() / sum(count for _, count, _ in counts), lines
+    gather_unreadable(unreadable, processes)
+    counts = processes.gather((right, count))
+    total = torch.stack([right for right, _ in counts if right.ndim]).sum(dim=0)
+    return total.double() / sum(count for _, count in counts), unreadable.lines()

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from progresvit.config import BaseConfig
 from progresvit.data.dataset import ImageDataset, some_of
 from progresvit.data.transforms import NamedTransform
 from progresvit.distributed import Processes
@@ -62,6 +63,7 @@ def evaluate_knn(
     processes: Processes,
     k: int = 20,
     temperature: float = 0.07,
+    crop: float | None = None,
     bank_split: str = "train",
     options: EvalOptions | None = None,
     progress: Progress | None = None,
@@ -79,6 +81,7 @@ def evaluate_knn(
         processes: Processes that share the extraction, and their device.
         k: Number of neighbours.
         temperature: Temperature of the weights exp(similarity / temperature).
+        crop: Share of the shorter side that the evaluation crop keeps; None: the model's.
         bank_split: Split of the same data with the labelled images.
         options: Precision, batch size and so on.
         progress: Called after each batch.
@@ -88,16 +91,20 @@ def evaluate_knn(
     check_run(out, options, device)
     splits = find_labelled(source, bank_split)
     check_knn(len(splits.bank), k=k, temperature=temperature)
+    config = model.config if crop is None else model.config.replace(crop=crop)
     model = model.to(device).eval()
     dtype, total = options.dtype, len(splits.bank) + len(splits.images)
-    extract = partial(_extract_features, Features(model, dtype=dtype), model, options=options, processes=processes)
+    features = Features(model, dtype=dtype)
+    extract = partial(_extract_features, features, model, config=config, options=options, processes=processes)
     clean, bank_out = replace(source, split=bank_split, corruption=None), out.with_name(out.name + ".bank")
     products = matrix_products(options.precision)
     with products, Parts(bank_out, splits.bank) as bank, Parts(out, splits.images) as queries:
         extract(clean, bank, name=name, progress=_after(0, total, progress))
         extract(source, queries, name=name, progress=_after(len(splits.bank), total, progress))
         if processes.first:
-            header = source_header(model, source, splits.images, name=name, options=options, device=device)
+            header = source_header(
+                model, source, splits.images, name=name, options=options, device=device, config=config
+            )
             about = {"task": "knn", "k": k, "temperature": temperature, **splits.describe(bank_split)}
             header = finished(replace(header, probe=about), bank.skipped() + queries.skipped())
             knn = KNN(
@@ -110,8 +117,8 @@ def evaluate_knn(
             )
             order = queries.column("index")
             labels = np.array(splits.images.targets, np.int64)[order]
-            features = (tokens.to(device) for tokens in _read_features(queries, model))
-            columns = knn.columns(features, torch.from_numpy(labels).to(device))
+            tokens = (of_round.to(device) for of_round in _read_features(queries, model))
+            columns = knn.columns(tokens, torch.from_numpy(labels).to(device))
             ids = np.array([splits.images.entries[index].name for index in order], dtype=np.str_)
             arrays = {column: values.cpu().numpy() for column, values in columns.items()}
             hashes = queries.column("image_hash")
@@ -133,15 +140,18 @@ def _extract_features(
     source: DataSource,
     parts: Parts,
     *,
+    config: BaseConfig,
     name: str,
     options: EvalOptions,
     processes: Processes,
     progress: Progress | None,
 ) -> None:
     """Make the parts with the class tokens of all images: a column ``round1``, ``round2``, … for each round."""
-    header = source_header(model, source, parts.dataset, name=name, options=options, device=processes.device)
+    header = source_header(
+        model, source, parts.dataset, name=name, options=options, device=processes.device, config=config
+    )
     header = replace(header, probe={"task": "features"})  # another number of neighbours continues with the same parts
-    transform = NamedTransform(model.config, source.corruption)
+    transform = NamedTransform(config, source.corruption)
     options = replace(options, keep_logits=False)
     load = image_batches(parts, transform, None, options=options, processes=processes, progress=progress)
     run_predictor(parts, header, predictor, load, options=options, processes=processes, progress=progress)
@@ -190,14 +200,16 @@ def evaluate_linear(
         bank_split: Split of the same data with the training images.
         in_memory: Decode the training images once and keep them on the device.
         seed: Seed of the first weights, the order and the crops.
-        options: Precision, batch size (at most all training images) and so on.
+        options: Precision, batch size and so on. A batch has at most all training images, and is rounded down to a
+            multiple of the number of processes.
         progress: Called after each batch.
     """
     options, device = options or EvalOptions(batch=BATCH), processes.device
     check_features(model, source)
     check_learning_rates(learning_rates)
-    if epochs < 1 or blocks < 1:
-        raise ValueError(f"epochs and blocks must be at least 1, got epochs={epochs} and blocks={blocks}.")
+    for setting, value in (("epochs", epochs), ("blocks", blocks)):
+        if value < 1:
+            raise ValueError(f"{setting} must be at least 1, got {value}.")
     if blocks > 1 and not hasattr(model, "class_tokens"):
         raise ValueError(f"{type(model).__name__} gives class tokens of its last block only; pass blocks=1.")
     config = model.config.replace(crop=crop)
@@ -211,6 +223,8 @@ def evaluate_linear(
     }  # fmt: skip
     if blocks > 1:  # headers had no such key before
         about["blocks"] = blocks
+    if in_memory and processes.count > 1:  # crops are drawn by each process
+        about["processes"] = processes.count
     header = source_header(model, source, splits.images, name=name, options=options, device=device, config=config)
     header = replace(header, probe=about)
     model = model.to(device).eval()

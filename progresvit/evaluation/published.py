@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, model_validator
 
+from progresvit.evaluation.header import Header
+from progresvit.evaluation.records import RoutedRecords
 from progresvit.io.parse import Section, did_you_mean, parse
 from progresvit.io.yaml_files import read_mapping
 from progresvit.routing import Top1
-from progresvit.routing.metric import Metric
 
+IMAGES = 50_000
+"""Images of ImageNet's validation set, on which published results are measured."""
 _Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
@@ -66,13 +70,44 @@ def read_published(path: str | Path, comparison: str | None = None) -> tuple[Pub
     series = parse(_File, read_mapping(path, "file of published results", "series:"), origin=str(path)).series
     if comparison is None:
         return series
-    known = sorted({name for one in series for name in one.comparisons})
-    if comparison not in known:
-        raise ValueError(f"{path} has no comparison {comparison!r}; {did_you_mean(comparison, known)}")
-    return tuple(one for one in series if comparison in one.comparisons)
+    comparisons = sorted({name for method in series for name in method.comparisons})
+    if comparison not in comparisons:
+        raise ValueError(f"{path} has no comparison {comparison!r}; {did_you_mean(comparison, comparisons)}")
+    return tuple(method for method in series if comparison in method.comparisons)
 
 
-def check_comparable(published: Sequence[PublishedSeries], metric: Metric[Any]) -> None:
-    """Refuse published top-1 accuracies beside another metric."""
-    if published and not isinstance(metric, Top1):
+def check_comparable(models: Mapping[str, RoutedRecords], published: Sequence[PublishedSeries]) -> None:
+    """Refuse different samples of the same images, and published results beside anything but ImageNet's classes."""
+    first = next(iter(models.values()))
+    for records in models.values():
+        first.check_same_sample(records)
+    if published and not isinstance(first.metric, Top1):
         raise ValueError("published results are top-1 accuracies, and these records are of a segmentation model.")
+    for name, records in models.items() if published else ():
+        if classes := _other_classes(records.header):
+            raise ValueError(
+                f"published results are of ImageNet's 1000 classes, and {name} was evaluated on {classes}; leave the "
+                "published results out, or give records of a model of ImageNet's classes on its validation images."
+            )
+
+
+def _other_classes(header: Header) -> str | None:
+    """The classes of records, if they are not ImageNet's."""
+    from progresvit.evaluation.classes import IMAGENET_CLASSES, imagenet_ids  # imports timm
+
+    ids = header.config.get("class_ids") if header.probe is None else header.probe.get("classes")
+    count = len(header.classes or ids or ()) or header.config["num_classes"]
+    if count != IMAGENET_CLASSES:
+        return f"{count} classes"
+    foreign = {name for name in ids or () if re.fullmatch(r"n\d{8}", name)} - set(imagenet_ids())
+    return f"other classes, such as {min(foreign)}" if foreign else None
+
+
+def describe_images(models: Mapping[str, RoutedRecords]) -> str:
+    """The images of the records, if they are not the whole validation set that published results are measured on."""
+    described = {
+        f"{header.images:,} images{'' if header.corruption is None else f' ({header.corruption})'}": None
+        for header in (records.header for records in models.values())
+        if header.images != IMAGES or header.corruption is not None
+    }
+    return f"measured on {', '.join(described)}, published on {IMAGES:,}" if described else ""

@@ -125,6 +125,20 @@ class RoutedRecords(ABC):
             twice = names[counts > 1]
             raise ValueError(f"{len(twice)} ids occur more than once, such as {twice[0]}; each image must occur once.")
 
+    def check_same_sample(self, other: RoutedRecords) -> None:
+        """Refuse another sample, unless the names of the images show that it is of other data."""
+        mine, theirs = self.header, other.header
+        if mine.sample == theirs.sample:
+            return
+        drawn = [header.sample["of"] for header in (mine, theirs) if header.sample is not None]
+        may_be_disjoint = len(drawn) == 2 and drawn[0] == drawn[1]  # two samples of the same images
+        if may_be_disjoint or len(np.intersect1d(self.ids, other.ids)):
+            raise ValueError(
+                f"{mine.model} was evaluated on {mine.describe_sample()} of {mine.data}, and {theirs.model} on "
+                f"{theirs.describe_sample()} of {theirs.data}; evaluate both on the same images, with the same limit "
+                "and seed."
+            )
+
     @abstractmethod
     def check_labelled(self) -> None:
         """Refuse images without labels."""

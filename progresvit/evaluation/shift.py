@@ -18,6 +18,7 @@ from progresvit.data.augment.corruption import Corruption, check_corruption, fil
 from progresvit.data.augment.corruptions import CORRUPTIONS, SEVERITIES
 from progresvit.distributed import Processes
 from progresvit.evaluation.classes import IMAGENET_CLASSES
+from progresvit.evaluation.header import Header
 from progresvit.evaluation.record_files import read_records
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.run import evaluate
@@ -125,6 +126,9 @@ def evaluate_sets(
         progress: Called with the name of each set; returns the callback for its images.
     """
     options = options or EvalOptions()
+    if out.is_file():
+        raise ValueError(f"{out} is a file; name a folder.")
+    records_of, paths = {}, {shifted.name: out / "records" / f"{shifted.name}.parquet" for shifted in sets}
     for shifted in sets:  # all of them, before hours are spent on the first
         count = len(shifted.source.find().class_ids)
         if shifted.classes not in (None, count):
@@ -132,9 +136,7 @@ def evaluate_sets(
                 f"{shifted.name} has {shifted.classes} classes and {shifted.source.data} {count} class folders; give "
                 "the folder that holds all of them."
             )
-    records_of = {}
-    for shifted in sets:
-        path = out / "records" / f"{shifted.name}.parquet"
+        path = paths[shifted.name]
         if path.exists() and not options.overwrite:
             records = read_records(path)
             intended = intended_header(model, shifted.source, name, options, processes)
@@ -142,13 +144,20 @@ def evaluate_sets(
                 raise ValueError(
                     f"{path} is of another model, data or precision; pass overwrite=True, or name another folder."
                 )
-        else:
+            records_of[shifted.name] = records
+    for shifted in sets:
+        if shifted.name not in records_of:
             callback = progress(shifted.name) if progress else None
-            records = evaluate(
-                model, shifted.source, path, name=name, processes=processes, options=options, progress=callback
+            records_of[shifted.name] = evaluate(
+                model,
+                shifted.source,
+                paths[shifted.name],
+                name=name,
+                processes=processes,
+                options=options,
+                progress=callback,
             )
-        records_of[shifted.name] = records
-    return records_of
+    return {shifted.name: records_of[shifted.name] for shifted in sets}
 
 
 def pool(parts: Mapping[str, Records]) -> Records:
@@ -218,22 +227,38 @@ class ShiftedAnswers(Section):
         return share_interval(round(self.top1 * images), images)
 
 
-class ShiftSummary(Section):
-    """A model on a suite, as figures need it: the file ``summary.json`` of ``progresvit shift``."""
+class ShiftSubject(Section):
+    """A model and the images of a suite."""
 
     model: str
     suite: Suite
     sets: tuple[str, ...] = Field(min_length=1)
-    """Names of the sets; one but for corruptions."""
-    images: int = Field(ge=1)
-    """Images of each set."""
+    """Names of the sets: one, or several of corruptions."""
     names_sha256: str
-    """Names of these images, in order."""
+    """Names of the images of the first set, in order."""
+
+
+class ShiftSummary(ShiftSubject):
+    """A model on a suite, as figures need it: the file ``summary.json`` of ``progresvit shift``."""
+
+    images: int = Field(ge=1)
+    """Readable images of each set."""
     full: ShiftedAnswers
     """After all rounds."""
     routed: ShiftedAnswers | None = None
     threshold: float | tuple[float, ...] = 0.0
     """Threshold of the routed answers."""
+
+
+def shift_subject(sets: Sequence[ShiftedSet], header: Header) -> ShiftSubject:
+    """What is evaluated on the sets of a suite; ``header`` is of the first set."""
+    suite = sets[0].name if sets[0].corruption is None else "generated" if sets[0].source.corruption else "imagenet-c"
+    return ShiftSubject(
+        model=header.model,
+        suite=suite,
+        sets=tuple(shifted.name for shifted in sets),
+        names_sha256=header.names_sha256,
+    )
 
 
 def summarize(
@@ -253,13 +278,9 @@ def summarize(
             gmacs=float(np.mean([point.gmacs for point in points])),
         )
         about["threshold"] = tuple(threshold) if isinstance(threshold, Sequence) else threshold
-    suite = sets[0].name if sets[0].corruption is None else "generated" if sets[0].source.corruption else "imagenet-c"
     return ShiftSummary(
-        model=header.model,
-        suite=suite,
-        sets=tuple(shifted.name for shifted in sets),
+        **dict(shift_subject(sets, header)),
         images=len(records[0]),
-        names_sha256=header.names_sha256,
         full=ShiftedAnswers(
             top1=float(np.mean([of_set.correct[:, -1].mean() for of_set in records])), gmacs=records[0].full_gmacs()
         ),
@@ -273,14 +294,17 @@ def read_summary(folder: Path) -> ShiftSummary:
     return read_json(ShiftSummary, folder / SUMMARY, what="summary of progresvit shift", remedy=remedy)
 
 
-def check_beside(results: Sequence[ShiftSummary]) -> None:
+def check_beside(results: Sequence[ShiftSubject]) -> None:
     """Refuse the same model and suite twice, and results on different images of a suite."""
-    seen: dict[str, ShiftSummary] = {}
+    seen: dict[str, ShiftSubject] = {}
     for result in results:
         if sum((other.model, other.suite) == (result.model, result.suite) for other in results) > 1:
             raise ValueError(f"{result.model} on {result.suite} is given twice; name each output folder once.")
         first = seen.setdefault(result.suite, result)
-        if (first.sets, first.images, first.names_sha256) != (result.sets, result.images, result.names_sha256):
+        counts = {
+            summary.images for summary in (first, result) if isinstance(summary, ShiftSummary)
+        }  # known after a run
+        if (first.sets, first.names_sha256) != (result.sets, result.names_sha256) or len(counts) > 1:
             raise ValueError(
                 f"{first.model} and {result.model} were evaluated on different images of {result.suite}; evaluate both "
                 "on the same data."

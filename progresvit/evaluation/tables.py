@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from progresvit import table
 from progresvit.compute import CONVENTIONS, Convention
 from progresvit.evaluation.per_round import CrossFittedPoint, cross_fitted_curve, find_thresholds, has_per_round
-from progresvit.evaluation.published import PublishedSeries, check_comparable
+from progresvit.evaluation.published import PublishedSeries, check_comparable, describe_images
 from progresvit.evaluation.records import Records, RoutedRecords
 from progresvit.evaluation.segmentation_records import SegmentationRecords
 from progresvit.metrics.interval import Interval, share_interval
@@ -54,11 +54,8 @@ def frontier_table(
         published: Results of other methods. Their rows are last and have a source; their GMACs are in a column of
             their own, since each source has its own convention.
     """
-    first = next(iter(models.values()))
-    for records in models.values():
-        first.header.check_same_sample(records.header)
-    check_comparable(published, first.metric)
-    (main, label), (other, other_label) = first.metric.labels.items()
+    check_comparable(models, published)
+    (main, label), (other, other_label) = next(iter(models.values())).metric.labels.items()
     rows: list[Row] = []
     for name, records in models.items():
         limits = records.default_thresholds() if thresholds is None else thresholds
@@ -93,7 +90,8 @@ def frontier_table(
         rows = [{column.key: row.get(column.key) for column in columns} for row in rows]
     if not several:
         rows = [{key: value for key, value in row.items() if key != "model"} for row in rows]
-    return Table("Accuracy and compute by threshold", columns, rows)
+    images = f" ({described})" if published and (described := describe_images(models)) else ""
+    return Table(f"Accuracy and compute by threshold{images}", columns, rows)
 
 
 def _published_rows(published: Sequence[PublishedSeries], main: str) -> list[Row]:

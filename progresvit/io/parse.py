@@ -137,6 +137,10 @@ def read_json(model: type[Parsed], path: str | Path, *, what: str, remedy: str) 
 def explain_all(error: ValidationError, model: type[BaseModel]) -> str:
     """The problems of a ``ValidationError``; of more than ``MAX_PROBLEMS`` the first."""
     problems = error.errors()
+    inside = {problem["loc"][:depth] for problem in problems for depth in range(len(problem["loc"]))}
+    problems = [  # pydantic counts the valid items of a list only
+        problem for problem in problems if problem["type"] != "too_short" or problem["loc"] not in inside
+    ]
     lines = [explain(problem, model) for problem in problems[:MAX_PROBLEMS]]
     return "; ".join([*lines, *([f"and {len(problems) - len(lines)} more"] if len(problems) > len(lines) else [])])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -53,6 +54,8 @@ SEED = 0
 """Seed of halves, folds and routers."""
 CURVE_POINTS = 60
 """Logged steps of a run that its results file keeps at most."""
+EARLIER_PROBE = ("--blocks", "1", "--crop", "0.9")
+"""What linear probes did before they read four blocks by default; their settings name no blocks."""
 NOT_LEARNED = {
     "data.workers",
     "data.in_memory_cache",
@@ -286,9 +289,18 @@ def check_earlier(study: Study, results: Path, places: Places) -> None:
             )
 
 
-def _words(before: RunResult) -> tuple[str, ...]:
-    """What the command had that evaluated the features of a model."""
-    return () if before.probe is None else ("--task", before.probe.task, *before.probe.words)
+def _options(words: Sequence[str]) -> set[str]:
+    """The options among the words of a command, each with its value, in no order."""
+    return set(re.split(" (?=--)", " ".join(words)))
+
+
+def _probe_words(before: RunResult) -> tuple[str, ...]:
+    """What the command had that evaluated the features of a model, with the defaults of its time."""
+    if before.probe is None:
+        return ()
+    words = ("--task", before.probe.task, *before.probe.words)
+    earlier = before.probe.task == "linear" and not {"--blocks", "blocks"} & {*words, *before.probe.settings}
+    return (*words, *EARLIER_PROBE) if earlier else words
 
 
 def _differing(before: Measurement, study: Study, entry: Entry, places: Places) -> list[str]:
@@ -301,7 +313,8 @@ def _differing(before: Measurement, study: Study, entry: Entry, places: Places) 
         now = study.load_recipe_of(entry.key).model_copy(update={"seed": entry.seed})
         then = make_recipe(before.recipe, origin=f"{entry.name}.json: recipe", stored=True)
         recipes = [without_folders(yaml.safe_load(recipe.to_yaml())) for recipe in (then, now)]
-        if isinstance(before, RunResult) and _words(before) != study.runs[entry.key].probe_words:
+        words = study.runs[entry.key].probe_words
+        if isinstance(before, RunResult) and _options(_probe_words(before)) != _options(words):
             differing.append("evaluation")
         return differing + changed_keys(*recipes, free=NOT_LEARNED)
     assert isinstance(before, RoutingResult | ShiftResult)

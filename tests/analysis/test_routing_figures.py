@@ -4,12 +4,13 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from PIL import Image
 
 from progresvit.analysis.routing_figures import frontier_figure, reliability_figure, risk_coverage_figure
 from progresvit.evaluation import PublishedPoint, PublishedSeries, reliabilities, risk_coverage_curves
 from progresvit.plots import BAND, COLOURS, COLUMN, in_lines, render
-from tests.evaluation.made import make_records
+from tests.evaluation.made import make_records, of_imagenet
 
 
 def lines(figure):
@@ -118,7 +119,7 @@ def make_published(count=12):
 
 
 def test_published_results_have_a_mark_for_each_method_and_labels_that_do_not_overlap():
-    figure = frontier_figure({"m": make_records()}, published=make_published())
+    figure = frontier_figure({"m": of_imagenet(make_records())}, published=make_published())
     axes = figure.axes[0]
     assert lines(figure)["sweep"] == pytest.approx(np.array([[0.02, 50], [0.05, 70]]))
     marks = {(line.get_color(), line.get_marker()) for line in axes.lines if line.get_label() == "ToMe"}
@@ -127,19 +128,38 @@ def test_published_results_have_a_mark_for_each_method_and_labels_that_do_not_ov
     assert legend[-3:] == [BAND, "ToMe", "sweep"]
     assert "published points: GMACs as in their sources" in axes.get_xlabel()
     figure.draw_without_rendering()
-    boxes = [text.get_window_extent() for text in axes.texts]
+    boxes = [Text.get_window_extent(text) for text in axes.texts]  # without lines to their points
     assert 0 < len(boxes) < 12  # some of a crowd have no place
     assert {text.get_text() for text in axes.texts} <= {f"r = {number}" for number in range(12)}
     assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
-    assert len(frontier_figure({"m": make_records()}, published=make_published(2)).axes[0].texts) == 2
+    assert len(frontier_figure({"m": of_imagenet(make_records())}, published=make_published(2)).axes[0].texts) == 2
 
 
 def test_more_methods_than_colours_are_distinguishable():
     sweep = make_published()[2]
     published = [sweep.model_copy(update={"method": f"method {number}"}) for number in range(2 * len(COLOURS))]
-    figure = frontier_figure({"m": make_records()}, published=published)
+    figure = frontier_figure({"m": of_imagenet(make_records())}, published=published)
     looks = {(line.get_color(), line.get_marker()) for line in figure.axes[0].lines if "method" in line.get_label()}
     assert len(looks) == len(published)
+    (measured,) = {line.get_color() for line in figure.axes[0].lines if line.get_label() == "m"}
+    assert measured not in {colour for colour, _ in looks}
+
+
+def test_a_label_is_nearest_to_its_point_or_has_a_line_to_it():
+    spread = [(0.9, 71.7), (0.89, 71.6), (0.88, 71.8), (0.87, 71.5), (0.7, 71)]
+    points = tuple(PublishedPoint(label=f"r = {gmacs}", top1=top1, gmacs=gmacs) for gmacs, top1 in spread)
+    series = PublishedSeries(method="ToMe", source="a README", comparisons=("made",), points=points)
+    figure = frontier_figure({"m": of_imagenet(make_records())}, published=[series])
+    axes = figure.axes[0]
+    figure.draw_without_rendering()
+    at = {text.get_text(): axes.transData.transform(text.xy) for text in axes.texts}
+    assert len(at) > 2
+    with_line = [text for text in axes.texts if text.arrow_patch.get_visible()]
+    assert 0 < len(with_line) < len(at)
+    for text in set(axes.texts) - set(with_line):
+        box = Text.get_window_extent(text)
+        away = {name: np.hypot(*(point - point.clip(box.min, box.max))) for name, point in at.items()}
+        assert min(away, key=away.get) == text.get_text()
 
 
 def test_the_other_figures_show_their_numbers():

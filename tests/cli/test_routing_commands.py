@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from progresvit.evaluation.shift import read_summary
 from progresvit.metrics.interval import share_interval
 from progresvit.routing import load_budgets, load_router, load_setting
 from tests.commands import refused, run, works
-from tests.evaluation.made import make_records
+from tests.evaluation.made import make_records, of_imagenet
 
 PUBLISHED = Path(__file__).parents[2] / "repro" / "published.yaml"
 
@@ -106,9 +107,12 @@ def test_evaluate_says_what_it_left_out_and_refuses_bad_input(model, digits, tmp
 def test_frontier_beside_published_results(records, tmp_path):
     published = ("--published", PUBLISHED, "--comparison", "dynamic-tokens")
     outs = [tmp_path / f"f.{suffix}" for suffix in ("csv", "json", "png")]
+    refused("ImageNet's 1000 classes, and r was evaluated on 12 classes; leave", "frontier", records, *published)
+    write_records(of_imagenet(read_records(records), images=3000), records)
     output = works("frontier", records, *published, *(x for out in outs for x in ("--out", out)))
-    assert "published, DeiT-S, r = 13" in output
-    assert "arXiv:2210.09461" in output
+    assert "(measured on 3,000 images, published on 50,000)" in output
+    assert "published, DeiT-S, 0.7" in output
+    assert "arXiv:2106.02034" in output
     rows = list(csv.DictReader(outs[0].open()))
     assert {row["model"] for row in rows if row["source"]} == {row["model"] for row in rows} - {"r"}
     refused("give both", "frontier", records, "--comparison", "early-exit")
@@ -348,15 +352,23 @@ def test_trust_with_and_without_temperatures(records, others, tmp_path):
 def test_shift_draws_models_beside_each_other(model, digits, randomize, tmp_path):
     other = progresvit.save(randomize(progresvit.load(model)), tmp_path / "other")
     some = ["--data", digits, "--suite", "generated", "--corruptions", "contrast", "--severities", "2", "--workers", 0]
-    mine, theirs = (["shift", one, *some, "--device", "cpu", "--out", one / "shift"] for one in (model, other))
+    model = progresvit.save(progresvit.load(model), tmp_path / "mine")
+    mine, theirs = (["shift", of, *some, "--device", "cpu", "--out", of / "shift"] for of in (model, other))
     refused("--beside adds results to the figure of --plot", *mine, "--beside", tmp_path)
     refused("there is no summary of progresvit shift", *mine, "--plot", tmp_path / "s.png", "--beside", tmp_path)
     refused("the suffix names the format", *mine, "--plot", tmp_path / "s.jpg")
     works(*theirs)
     works(*mine, "--threshold", "0.9", "--plot", tmp_path / "s.svg", "--beside", other / "shift")
     figure = (tmp_path / "s.svg").read_text()
-    assert all(name in figure for name in ("<!-- model -->", "<!-- model, routed at τ = 0.9 -->", "<!-- other -->"))
-    refused("is given twice", *mine, "--plot", tmp_path / "twice.png", "--beside", model / "shift")
+    assert all(name in figure for name in ("<!-- mine -->", "<!-- mine, routed at τ = 0.9 -->", "<!-- other -->"))
+    made = (model / "shift" / "records" / "contrast_2.parquet").stat().st_mtime_ns
+    again = [*mine, "--overwrite", "--plot", tmp_path / "again.png", "--beside"]
+    refused("is given twice", *again, model / "shift")
+    fewer = shutil.copytree(other / "shift", tmp_path / "fewer")
+    dump = json.loads((fewer / "summary.json").read_text())
+    (fewer / "summary.json").write_text(json.dumps(dump | {"names_sha256": "others"}))
+    refused("evaluated on different images of generated", *again, fewer)
+    assert (model / "shift" / "records" / "contrast_2.parquet").stat().st_mtime_ns == made  # nothing was evaluated
     works(*mine, "--threshold", "0.9")
     (row,) = json.loads((model / "shift" / "shift.json").read_text())["rows"]
     summary = read_summary(model / "shift")

@@ -1,6 +1,7 @@
 """Records from made-up logits, through the same code that records are made with, and what evaluations begin with."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -63,6 +64,12 @@ def make_records(count=400, rounds=2, seed=0, *, labelled=True, keep_logits=Fals
         labels=labels if labelled else np.full(count, -1),
         **{name: column.numpy() for name, column in columns.items()},
     )
+
+
+def of_imagenet(records, **fields):
+    """The records as if the model had ImageNet's classes; ``fields`` of the header change."""
+    config = {**records.header.config, "num_classes": 1000}
+    return replace(records, header=replace(records.header, **{"config": config, "images": 50_000, **fields}))
 
 
 def copy_digits(digits, data, *, splits=("train", "val"), classes="01", count=60):

@@ -6,10 +6,11 @@ import pytest
 import torch
 from PIL import Image
 
+from progresvit.data.crop import describe_preprocessing
 from progresvit.data.dataset import find_images
 from progresvit.data.transforms import evaluation_transform
 from progresvit.distributed import Processes
-from progresvit.evaluation import DataSource, EvalOptions, evaluate, evaluate_knn, read_records
+from progresvit.evaluation import DataSource, EvalOptions, evaluate, evaluate_knn, probes, read_records
 from progresvit.io.weights import weights_hash
 from progresvit.metrics.knn import VOTE_FLOOR, knn_votes
 from progresvit.model import ProgResViT
@@ -70,6 +71,21 @@ def test_the_header_holds_the_settings_and_the_bank(model, records):
     assert header.identity()["probe"] == header.probe
     assert header.weights_sha256 == weights_hash(model)
     assert (header.images, header.split) == (24, "val")
+
+
+def test_another_crop_is_that_of_the_bank_and_the_images(model, digits, records, tmp_path, monkeypatch):
+    crops, prepare = [], probes.NamedTransform
+
+    def noted(config, corruption):
+        crops.append(config.crop)
+        return prepare(config, corruption)
+
+    monkeypatch.setattr(probes, "NamedTransform", noted)
+    other = run(model, digits, tmp_path / "r.parquet", crop=0.5)
+    assert crops == [0.5, 0.5]
+    assert other.header.preprocessing == describe_preprocessing(model.config.replace(crop=0.5))
+    assert records.header.preprocessing == describe_preprocessing(model.config)
+    assert not np.allclose(other.statistics, records.statistics)
 
 
 def test_headers_of_records_of_a_head_hold_no_probe(model, digits, tmp_path):

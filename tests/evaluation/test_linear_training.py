@@ -1,4 +1,5 @@
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from progresvit.data.crop import describe_preprocessing
 from progresvit.data.dataset import find_images
 from progresvit.distributed import Processes
 from progresvit.evaluation import DataSource, EvalOptions, LinearProbe, evaluate_linear
-from progresvit.evaluation.linear_training import hold_out_tenth
+from progresvit.evaluation.linear_training import held_out_accuracy, hold_out_tenth, largest_batch
 from progresvit.model import ProgResViT
 from progresvit.routing import near_lossless
 from tests.evaluation.made import ONE, copy_digits
@@ -186,14 +187,46 @@ def test_unreadable_images_are_left_out_and_named(model, digits, tmp_path):
     assert len(records) == 119
 
 
+def test_processes_share_batches_of_any_size():
+    three = Processes(0, 3, torch.device("cpu"))
+    assert [largest_batch(256, images, three) for images in (1000, 256, 200, 3)] == [255, 255, 198, 3]
+    assert largest_batch(256, 200, ONE) == 200
+    for batch, images in ((2, 1000), (256, 2)):
+        with pytest.raises(ValueError, match=rf"batch must be at least 3, .* got batch={batch} and {images} images"):
+            largest_batch(batch, images, three)
+
+
+def test_limits_of_unreadable_images_count_those_of_all_processes(model, digits, tmp_path):
+    data = shutil.copytree(digits, tmp_path / "data")
+    (data / "train" / "0" / "0.png").write_bytes(b"no image")
+    broken_and_whole = find_images(data, "train").subset([0, 1])
+    probe, gathered = LinearProbe([64, 128], 4, learning_rates=RATES, steps=1, batch=1), {"counts": [], "reasons": []}
+
+    def gather(value):
+        values = gathered["reasons" if isinstance(value, dict) else "counts"]
+        values.append(value)
+        return values
+
+    for rank in (1, 0):
+        processes = SimpleNamespace(rank=rank, count=2, device=torch.device("cpu"), gather=gather)
+        accuracy, lines = held_out_accuracy(
+            model, probe, broken_and_whole, model.config, blocks=1, options=PLAIN, processes=processes
+        )
+    assert accuracy.shape == (2, 3)
+    assert [line.split(":")[0] for line in lines] == ["train/0/0.png"]
+    (data / "train" / "0" / "1.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match="2 of 2 images cannot be read"):
+        held_out_accuracy(model, probe, broken_and_whole, model.config, blocks=1, options=PLAIN, processes=ONE)
+
+
 def test_bad_input_is_refused_and_leaves_no_files(model, digits, tmp_path):
     data, out = tmp_path / "data", tmp_path / "out" / "r.parquet"
     shutil.copytree(digits, data)
     shutil.rmtree(data / "train" / "2")
     for given, match in [
         ({"data": data}, "the split val has classes of which the bank.* has no images: 2"),
-        ({"data": digits, "epochs": 0}, "epochs and blocks must be at least 1, got epochs=0"),
-        ({"data": digits, "blocks": 0}, "epochs and blocks must be at least 1, got epochs=3 and blocks=0"),
+        ({"data": digits, "epochs": 0}, "^epochs must be at least 1, got 0"),
+        ({"data": digits, "blocks": 0}, "^blocks must be at least 1, got 0"),
         ({"data": digits, "blocks": 2}, "round 1 ends after 1 block; pass blocks=1"),
         ({"data": digits, "crop": 1.5}, "crop is the share of the side to keep"),
         ({"data": digits, "learning_rates": (0.1, -1.0)}, "learning rates are numbers above 0"),

@@ -21,6 +21,7 @@ from tests.processes import run_together
 pytestmark = pytest.mark.slow
 
 LINEAR = ("--task", "linear", "--epochs", 3, "--blocks", 2, "--learning-rates", "0.03,0.3", "--batch", 20)
+IN_MEMORY = ("--in-memory", "--batch", 21)
 CHUNKS = {"progresvit.evaluation.parts.CHUNK": 7, "progresvit.evaluation.run.MASK_CHUNK": 2}
 """Small parts, so that each process has several."""
 
@@ -39,6 +40,7 @@ def evaluated(digits, tmp_path_factory, randomize):
         ["evaluate", models[0], "--data", digits, *options, root / "digits.parquet"],
         ["evaluate", models[1], "--data", shapes, "--batch", 1, *options, root / "shapes.parquet"],
         ["evaluate", models[0], "--data", digits, *LINEAR, *options, root / "linear.parquet"],
+        ["evaluate", models[0], "--data", digits, *LINEAR, *IN_MEMORY, *options, root / "memory.parquet"],
         ["evaluate", models[1], "--data", wrong, *options, root / "wrong.parquet"],
         constants=CHUNKS,
     )
@@ -70,6 +72,12 @@ def test_two_processes_train_the_linear_probe_of_one(evaluated, digits, tmp_path
     assert np.array_equal(one.ids, two.ids)
     assert one.statistics == pytest.approx(two.statistics, abs=1e-4)
     assert not list(evaluated.root.glob("linear.parquet.*"))
+
+
+def test_processes_with_images_in_memory_are_named(evaluated):
+    about = read_records(evaluated.root / "memory.parquet").header.probe
+    assert (about["processes"], about["batch"]) == (2, 20)
+    assert "processes" not in read_records(evaluated.root / "linear.parquet").header.probe
 
 
 def test_an_error_ends_both_processes_and_leaves_no_records(evaluated):

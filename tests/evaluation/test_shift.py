@@ -139,6 +139,13 @@ def test_what_was_done_is_not_done_again_and_foreign_records_are_refused(digit_m
         digit_model.head.bias += 1
     with pytest.raises(ValueError, match="of another model, data or precision"):
         run(digit_model, sets, tmp_path / "out")
+    (tmp_path / "out" / "records" / "fog_1.parquet").unlink()
+    with pytest.raises(ValueError, match=r"fog_2\.parquet is of another model, data or precision"):
+        run(digit_model, sets, tmp_path / "out")
+    assert len(calls) == 1  # refused before the first set was evaluated
+    (tmp_path / "notes").write_text("")
+    with pytest.raises(ValueError, match="notes is a file; name a folder"):
+        run(digit_model, sets, tmp_path / "notes")
     run(digit_model, sets, tmp_path / "out", replace(OPTIONS, overwrite=True))
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from progresvit.analysis.routing_figures import frontier_figure
 from progresvit.compute import CONVENTIONS, cumulative_gmacs
 from progresvit.config import preset
 from progresvit.evaluation import frontier_table, matched_table
@@ -49,10 +50,17 @@ def test_different_samples_of_the_same_data_are_not_compared():
         replace(everything, header=replace(everything.header, sample={"images": 400, "of": 900, "seed": seed}))
         for seed in (0, 1)
     )
-    elsewhere = replace(everything, header=replace(everything.header, data="elsewhere"))
-    frontier_table({"a": some, "b": some, "c": elsewhere}, [0.5])
-    with pytest.raises(ValueError, match=r"a sample of 400 of 900 images \(seed 0\) of made, .* \(seed 1\); .* limit"):
-        frontier_table({"a": some, "b": others}, [0.5])
+    other_data = replace(everything, ids=np.char.add("other/", everything.ids))
+    frontier_table({"a": some, "b": some, "c": other_data}, [0.5])
+    same_path = replace(everything, header=replace(everything.header, data="/where/made"))
+    for show in (frontier_table, frontier_figure):
+        with pytest.raises(ValueError, match="on all images of /where/made, and made on a sample of 400"):
+            show({"a": same_path, "b": some})
+    no_image_in_common = replace(others, ids=other_data.ids)
+    with pytest.raises(
+        ValueError, match=r"a sample of 400 of 900 images \(seed 0\) of made, .* \(seed 1\) of made; .* limit"
+    ):
+        frontier_table({"a": some, "b": no_image_in_common}, [0.5])
     with pytest.raises(ValueError, match="on all images of made, and made on a sample of 400"):
         frontier_table({"a": everything, "b": some}, [0.5])
 

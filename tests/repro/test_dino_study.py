@@ -41,7 +41,7 @@ TOY = {
     "set": SMALL,
     "runs": {
         "ours": {"set": [OPTIONS], "task": "knn", "evaluate": ["--k", "3"], "seeds": [1]},
-        "probe": {"of": "ours", "task": "linear", "evaluate": ["--epochs", "1"]},
+        "probe": {"of": "ours", "task": "linear", "evaluate": ["--epochs", "1", "--blocks", "1"]},
         "after": {"recipe": "digits", "seeds": [1], "start": "ours", "set": ["schedule.cooldown=0"]},
     },
     "frontiers": {"knn": {"title": "k-NN", "ours": "ours", "rows": {"ours": "ours"}, "margin": 1}},
@@ -94,7 +94,7 @@ def test_a_run_starts_from_the_model_of_another_with_the_same_seed(tmp_path):
     [
         ({"one": {"merge": [2]}}, "name that run with of:"),
         ({"one": {}, "two": {"of": "one"}}, "add merge or task"),
-        ({"one": {}, "two": {"of": "one", "task": "knn", "start": "one"}}, "remove recipe, set, seeds and start"),
+        ({"one": {}, "two": {"of": "one", "task": "knn", "start": "one"}}, "remove recipe, set, seeds, start and data"),
         ({"one": {"evaluate": ["--k", "3"]}}, "add task, or remove evaluate"),
         ({"one": {"task": "knnn"}}, "runs.one.task"),
         ({"one": {"start": "two"}, "two": {"start": "one"}}, "one starts from two starts from one; start one"),
@@ -216,6 +216,22 @@ def test_another_evaluation_beside_earlier_results_is_refused(folder, tmp_path):
     change(folder / "progressive-1.json", lambda values: values["probe"].update(words=["--k", "10"]))
     with pytest.raises(ValueError, match=r"progressive-1\.json was made differently.*other evaluation"):
         entries.check_earlier(study, folder, Places(data="D", runs=tmp_path))
+
+
+def test_the_papers_study_crops_for_neighbours_as_dino_does():
+    study = read_study("paper")
+    words = {run.probe_words for run in study.runs.values() if run.task == "knn"}
+    assert words == {("--task", "knn", "--crop", "0.875")}
+
+
+def test_a_linear_probe_of_before_read_one_block(folder, tmp_path):
+    study, places = load_study("dino"), Places(data="D", runs=tmp_path)
+    words = ["--in-memory", "--epochs", "20"]
+    change(folder / "plain-linear-1.json", lambda values: values["probe"].update(words=words, settings={}))
+    entries.check_earlier(study, folder, places)
+    change(folder / "plain-linear-1.json", lambda values: values["probe"].update(settings={"blocks": 4}))
+    with pytest.raises(ValueError, match=r"plain-linear-1\.json was made differently.*other evaluation"):
+        entries.check_earlier(study, folder, places)
 
 
 def test_another_start_beside_earlier_results_is_refused(folder, tmp_path):

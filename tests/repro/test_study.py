@@ -290,6 +290,15 @@ def test_the_tracked_results_are_those_of_the_study_photos():
     check_earlier(load_study("photos"), REPRO / "results", Places(data="D", runs=Path("nowhere")))
 
 
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in (REPRO / "results").glob(f"*/{STUDY_FILE}")))
+def test_stored_results_agree_with_the_run_list(name):
+    """Starts and images without labels were files on the machine that measured them."""
+    given = {"unlabelled": "unlabelled.tar"}
+    if name != "dino":
+        given = {"changes": ["model.start=deit_tiny_patch16_224.safetensors"]}
+    check_earlier(load_study(name, **given), REPRO / "results" / name, Places(data="D", runs=Path("nowhere")))
+
+
 def test_an_unknown_study_gives_the_nearest_name():
     with pytest.raises(ValueError, match=r"no study 'photo'.*photos"):
         load_study("photo")
