@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def models(randomize):
     torch.manual_seed(0)
-    return {name: randomize(ProgResViT(config)) for name, config in CONFIGS.items()}
+    return {name: randomize(ProgResViT(config, start_gates="torch")) for name, config in CONFIGS.items()}
 
 
 @pytest.fixture(scope="session")

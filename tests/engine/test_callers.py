@@ -529,10 +529,15 @@ def test_a_thousand_calls_leave_nothing_behind(make_engine, images):
     assert not engine._scheduler.worker._queue
 
 
+def between(entropy):
+    """A threshold between the two entropies in the middle: batches of other sizes round them differently."""
+    return entropy.sort().values[len(entropy) // 2 - 1 :][:2].double().mean().item()
+
+
 def test_calls_with_thresholds_of_their_own_share_batches(make_engine, model, images, expected, entropy):
     engine = make_engine()
     logits = all_rounds(model, images)
-    limits = [None, 0.0, float("inf"), entropy.median().item() + 1e-9]
+    limits = [None, 0.0, float("inf"), between(entropy)]
     futures = [engine.submit(images, threshold=limit) for limit in limits]
     plain, every, first, own = ([(one.index, one.exit_round) for one in future.result(LONG)] for future in futures)
     assert plain == expected
@@ -545,8 +550,7 @@ def test_calls_with_thresholds_of_their_own_share_batches(make_engine, model, im
 
 
 def test_a_threshold_of_its_own_keeps_the_rules_for_withheld_answers(model, images, entropy):
-    middle = entropy.sort().values[len(entropy) // 2 - 1 :][:2]
-    limit = middle.double().mean().item()  # between two entropies: batches of other sizes round them differently
+    limit = between(entropy)
     with Engine(model, 0.0, abstain=limit, device="cpu") as engine:
         found = engine.submit(images, threshold=float("inf")).result(LONG)
     assert [one.abstained for one in found] == (entropy >= limit).tolist()

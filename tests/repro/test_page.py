@@ -52,7 +52,7 @@ def built(built_once, tmp_path):
 
 def test_the_page_of_this_repository_is_that_of_its_results(capsys):
     main(["--check"])
-    assert "13 pages, with 28 plots, agree with" in capsys.readouterr().out
+    assert "14 pages, with 30 plots, agree with" in capsys.readouterr().out
 
 
 def test_a_page_without_a_template_is_outdated(tmp_path):

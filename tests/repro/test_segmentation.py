@@ -139,7 +139,7 @@ def test_blocks_of_frames_widen_intervals_and_keep_means(folder):
     (folder / "study.yaml").write_text(text.rstrip() + "\n  block: 7\n")
     study = study_of(folder)
     blocks = study.row("plain", "the model")
-    assert study.drawn == "blocks of 7 images"
+    assert study.drawn == ("seeds", "blocks of 7 images")
     assert blocks.miou.mean == pytest.approx(plain.miou.mean)
     assert blocks.difference.mean == pytest.approx(plain.difference.mean)
     assert blocks.miou.highest != pytest.approx(plain.miou.highest)

@@ -91,7 +91,8 @@ def test_scheduled_weight_decay_reaches_the_decayed_parameters_alone(digits):
 
 def plain(**sections):
     """A recipe whose steps are neither random nor dependent on earlier steps."""
-    return recipe(model={"drop_path": 0.0}, mixing={"mixup": 0.0, "cutmix": 0.0}, **sections)
+    steady = {"model": {"drop_path": 0.0}, "mixing": {"mixup": 0.0, "cutmix": 0.0}, "augment": {"erasing": 0.0}}
+    return recipe(**steady, **sections)
 
 
 SGD = {"name": "sgd", "lr": 0.1, "lr_batch": 16, "weight_decay": 0.0}
