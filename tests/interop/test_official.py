@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import progresvit
+from progresvit.config import PRESETS
 from progresvit.interop import import_official
 from tests.interop.authors import Trap, authors_forward, authors_state
 
@@ -208,3 +209,24 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path, content):
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match="there is no file"):
         import_official(tmp_path / "nothing.pth.tar")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_at_its_full_size_gives_the_logits_of_the_original_formula(name, tmp_path):
+    config = PRESETS[name]
+    resolutions, widths = ([getattr(round_, key) for round_ in config.rounds] for key in ("resolution", "width"))
+    sizes = {"patch_size": config.patch_size, "grid": resolutions[-1] // config.patch_size, "classes": 1000}
+    state = authors_state(width=config.width, widths=widths, depth=config.depth, **sizes)
+    path = tmp_path / f"progresvit_{'_'.join(map(str, resolutions))}.pth.tar"
+    torch.save({"state_dict_ema": state}, path)
+    model = import_official(path)
+    assert [(round_.resolution, round_.heads) for round_ in model.config.rounds] == [
+        (round_.resolution, round_.heads) for round_ in config.rounds
+    ]
+    images = torch.randn(1, 3, config.resolution, config.resolution)
+    expected = authors_forward(state, images, resolutions=resolutions, widths=widths)
+    with torch.no_grad():
+        for output, logits in zip(model(images), expected, strict=True):
+            assert logits.std() > 0.1
+            assert (output.logits - logits).abs().max() <= 1e-4 * logits.abs().max()
