@@ -50,6 +50,7 @@ def built(built_once, tmp_path):
     return shutil.copytree(built_once, tmp_path / "results")
 
 
+@pytest.mark.long
 def test_the_page_of_this_repository_is_that_of_its_results(capsys):
     main(["--check"])
     assert "14 pages, with 30 plots, agree with" in capsys.readouterr().out
