@@ -15,9 +15,15 @@ def script():
     return load_script("interpolate")
 
 
-def test_the_start_is_that_of_the_run(digits, tmp_path, script):
-    still = recipe(optimizer={"lr": 1e-12}, schedule={"epochs": 1, "cooldown": 0, "min_lr": 0, "warmup_lr": 0}, seed=5)
-    trained = progresvit.load(run(still, digits, tmp_path / "run"))
+STILL = {"optimizer": {"lr": 1e-12}, "schedule": {"epochs": 1, "cooldown": 0, "min_lr": 0, "warmup_lr": 0}, "seed": 5}
+
+
+@pytest.mark.parametrize("gates", ["paper", "torch"])
+def test_the_start_is_that_of_the_run(digits, tmp_path, script, gates):
+    trained = progresvit.load(run(recipe(model={"start_gates": gates}, **STILL), digits, tmp_path / "run"))
+    if gates == "torch":  # as all runs before the key existed
+        path = tmp_path / "run" / "recipe.yaml"
+        path.write_text("".join(line for line in path.open() if "start_gates" not in line))
     start = script.make_start(tmp_path / "run", trained)
     for name, value in trained.state_dict().items():
         assert torch.allclose(value, start.state_dict()[name], atol=1e-6), name

@@ -259,7 +259,10 @@ def _check_plain(weights: Weights, own: Weights, config: BaseConfig, origin: str
     (width, depth, patch), (own_width, own_depth, own_patch) = _sizes(weights), _sizes(own)
     changes = []
     if width > own_width and as_prefix:
-        changes.append(f"it is {width} channels wide, and a prefix is narrower than the model, which has {own_width}")
+        changes.append(
+            f"it is {width} channels wide, and a prefix is narrower than the model, which has {own_width}: choose a "
+            "narrower start, or give the model more heads"
+        )
     elif width < own_width and as_prefix and width % HEAD_WIDTH == 0:
         own_heads = [getattr(round_, "heads", None) for round_ in config.rounds]
         if own_heads[0] is not None and width // HEAD_WIDTH not in own_heads:

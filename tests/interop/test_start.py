@@ -351,7 +351,10 @@ def test_a_narrow_start_needs_the_word_prefix_and_a_wide_one_never_fits():
     model = ProgResViT(ModelConfig(rounds=make_rounds([160, 224], [3, 6]), heads=6, depth=2))
     with pytest.raises(ValueError, match=r"192 channels wide and the model 384.*set model\.start_as_prefix=true"):
         start_from_timm(model, narrow)
-    for as_prefix, message in ((True, "768 channels wide, and a prefix is narrower"), (False, "so that it ends in 12")):
+    for as_prefix, message in (
+        (True, "768 channels wide, and a prefix is narrower than the model, which has 384: choose a narrower"),
+        (False, "so that it ends in 12"),
+    ):
         with pytest.raises(ValueError, match=message):
             start_from_timm(model, wide, as_prefix=as_prefix)
 

@@ -136,6 +136,10 @@ def test_the_compiler_sees_the_losses_as_a_whole(digits, start):
 def test_a_run_without_a_teacher_is_refused(digits, start):
     with pytest.raises(ValueError, match=r"learns from a trained model of the full width; name it as model\.start"):
         ready(distilled(None), digits)
+    wanted = distilled(start)
+    narrow = wanted.model_copy(update={"model": wanted.model.model_copy(update={"start_as_prefix": True})})
+    with pytest.raises(ValueError, match=r"a start of the full width; remove model\.start_as_prefix"):
+        ready(narrow, digits)
     with pytest.raises(ValueError, match="trains models of the kind dynabert, not progresvit"):
         DynaBERTDistillation().setup(ready(recipe(), digits).model, None, distilled(start), None)
     model = progresvit.load(start)

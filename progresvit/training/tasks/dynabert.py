@@ -79,6 +79,8 @@ class DynaBERTDistillation(Classification):
                 "the task dynabert learns from a trained model of the full width; name it as model.start: a timm model "
                 "such as deit_small_patch16_224.fb_in1k, or a model folder."
             )
+        if recipe.model.start_as_prefix:
+            raise ValueError("the task dynabert learns from a start of the full width; remove model.start_as_prefix.")
         super().setup(model, splits, recipe, processes)
         teacher = DynaBERT(model.config)
         if "head.weight" in start_from(teacher, recipe.model.start):
