@@ -47,7 +47,7 @@ from progresvit.model import ProgResViT
 from progresvit.model.saving import save
 from repro import page
 from repro.blocks import NOT_MEASURED
-from repro.study import Study, read_study
+from repro.study import STUDY_FILE, Study, read_study
 
 HERE = Path(__file__).parent
 STUDY = "paper"
@@ -98,6 +98,8 @@ ALL_SEVERITIES = "mce.md"
 COMMON, EACH, MASKS = 5, 60, (12, 6)
 """Numbers of classes that can be learned and of their images, and of images with masks. All other classes have one
 training image: so models are right on some held-out images, which the tables of routers need."""
+OWN = {"data", "models", "runs", STUDY_FILE}
+"""What the folder of a rehearsal holds."""
 FEW = "few"
 """Place of the images for the task dino: a linear probe needs several images of each class."""
 FEW_CLASSES, FEW_IMAGES = 20, 5
@@ -294,8 +296,8 @@ def run_study(folder: Path, jobs: int, names: Sequence[str]) -> int:
     starts = write_toys(folder / "models")
     file = HERE / "runs" / f"{STUDY}.yaml"
     values = read_mapping(file, "study", "runs: and comparisons:")
-    (folder / "study.yaml").write_text(yaml.safe_dump(toy_study(read_study(STUDY), values, starts), sort_keys=False))
-    variables = {"study": folder / "study.yaml", "runs": folder / "runs", **places, "workers": 0, "device": "cpu"}
+    (folder / STUDY_FILE).write_text(yaml.safe_dump(toy_study(read_study(STUDY), values, starts), sort_keys=False))
+    variables = {"study": folder / STUDY_FILE, "runs": folder / "runs", **places, "workers": 0, "device": "cpu"}
     sys.argv = ["doit", *(f"{name}={value}" for name, value in variables.items())]
     spec = importlib.util.spec_from_file_location("dodo", HERE / "dodo.py")
     assert spec is not None
@@ -335,7 +337,11 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     folder = options.folder.resolve()
-    for earlier in folder.iterdir() if folder.exists() else ():
+    content = list(folder.iterdir()) if folder.exists() else []
+    names = {path.name for path in content}
+    if names and (STUDY_FILE not in names or names - OWN):
+        parser.error(f"{folder} holds other files than those of a rehearsal; name a new folder")
+    for earlier in content:
         if earlier.name != "runs" or not options.resume:
             shutil.rmtree(earlier) if earlier.is_dir() else earlier.unlink()
     folder.mkdir(parents=True, exist_ok=True)

@@ -74,3 +74,13 @@ def test_the_whole_paper_runs_at_toy_size(tmp_path):
     assert not list(rehearse.gaps(results, text))
     inside = {path.stem for path in (results / "files" / "inside-192-240").glob("*.png")}
     assert inside == DIAGNOSTICS.keys() - {"memory"}  # of a GPU
+
+
+@pytest.mark.parametrize("names", [["data"], ["study.yaml", "psg-1.json"]])
+def test_a_folder_of_other_files_is_refused_and_kept(names, tmp_path, capsys):
+    for name in names:
+        (tmp_path / name).touch()
+    with pytest.raises(SystemExit):
+        rehearse.main([str(tmp_path)])
+    assert "holds other files than those of a rehearsal; name a new folder" in capsys.readouterr().err
+    assert all((tmp_path / name).exists() for name in names)
